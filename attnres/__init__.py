@@ -1,0 +1,1 @@
+"""How one trial runs: configuration, model, residual rules, data, training, record."""

@@ -1,0 +1,71 @@
+"""What every command line shares: help text with groups and examples, and errors as one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from attnres.compose import group_options
+from attnres.errors import UserError
+
+EXIT_USER_ERROR = 2
+
+
+def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Call `main(argv)`; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    try:
+        return main(list(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `... | head` closed our output
+        sys.stderr.close()
+        return 141
+    except OSError as error:  # full disk, read-only folder, missing file: name the path, keep the traceback away
+        print(f"error: {error.filename or 'operating system'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def take_option(argv: list[str], name: str) -> str | None:
+    """Remove `--name value` or `--name=value` from argv and return the value."""
+    for index, word in enumerate(argv):
+        if word == name:
+            if index + 1 == len(argv):
+                raise UserError(f"{name}: needs a value")
+            value = argv[index + 1]
+            del argv[index : index + 2]
+            return value
+        if word.startswith(name + "="):
+            del argv[index]
+            return word.partition("=")[2]
+    return None
+
+
+def take_flag(argv: list[str], name: str) -> bool:
+    """Remove `--name` from argv and say whether it was there."""
+    present = name in argv
+    argv[:] = [word for word in argv if word != name]
+    return present
+
+
+def reject_options(argv: Sequence[str]) -> None:
+    """What is left and starts with a dash is a mistake."""
+    for word in argv:
+        if word.startswith("-"):
+            raise UserError(f"{word}: unknown option; --help lists the options")
+
+
+def help_text(usage: str, groups: Sequence[str], examples: Sequence[str]) -> str:
+    """Usage, the config groups with their choices, and examples."""
+    available = group_options()
+    lines = [usage.strip(), "", "Config groups (choose with group=name):"]
+    lines += [f"  {group:10s} {', '.join(available.get(group, []))}" for group in groups]
+    lines += ["", "Examples:", *(f"  {example}" for example in examples)]
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""Hydra's door: overrides -> composed YAML -> plain mapping, with Hydra's errors turned into one line.
+
+Hydra accepts some mistakes in silence (`+group.typo=1`, a typo inside a preset, a launcher for a single run); what
+this module does not reject, `config.build` does, because the composed keys are compared with the schema.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnres.config import TrialConfig, build_trial_config
+from attnres.errors import ConfigError, UserError
+
+PACKAGE_DIR = Path(__file__).resolve().parent
+
+
+def config_dir() -> Path:
+    """Folder of the shipped YAML files: beside the package in a checkout, inside it in an installed wheel."""
+    for candidate in (PACKAGE_DIR.parent / "conf", PACKAGE_DIR / "conf"):
+        if (candidate / "trial.yaml").is_file():
+            return candidate
+    raise UserError(f"conf/trial.yaml is neither in {PACKAGE_DIR.parent} nor in {PACKAGE_DIR}; reinstall the package")
+
+
+def group_options(extra_dir: str | None = None) -> dict[str, list[str]]:
+    """Config groups and the names that each offers, from the shipped folder and the user's own (`--config-dir`)."""
+    groups: dict[str, set[str]] = {}
+    for root in [config_dir(), *([Path(extra_dir)] if extra_dir else [])]:
+        for file in root.glob("*/*.yaml"):
+            groups.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(groups.items())}
+
+
+def compose_mapping(config_name: str, overrides: Sequence[str], extra_dir: str | None = None) -> dict[str, Any]:
+    """Compose `conf/<config_name>.yaml` with command-line overrides into a plain, resolved mapping.
+
+    Raises ConfigError or UserError with one line for anything that Hydra or OmegaConf refuse.
+    """
+    # Imported here: `--help` and the analysis do not pay for Hydra.
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    options = group_options(extra_dir)
+    for override in overrides:
+        _check_override(override, options)
+    extra = []
+    if extra_dir:
+        if not Path(extra_dir).is_dir():
+            raise UserError(f"--config-dir={extra_dir}: no such folder")
+        extra = [f"hydra.searchpath=[file://{Path(extra_dir).resolve()}]"]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
+            composed = compose(config_name, overrides=[*overrides, *extra])
+        mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise UserError(_one_line(error, overrides)) from error
+    assert isinstance(mapping, dict)
+    return {str(key): value for key, value in mapping.items()}
+
+
+def compose_trial(overrides: Sequence[str], extra_dir: str | None = None) -> TrialConfig:
+    """Overrides such as `["model=cpu_50k", "residual=attnres_block", "seed=1"]` -> validated TrialConfig."""
+    return build_trial_config(compose_mapping("trial", overrides, extra_dir))
+
+
+def _check_override(override: str, options: Mapping[str, Sequence[str]]) -> None:
+    key, equals, value = override.partition("=")
+    name = key.lstrip("+~")
+    if not equals and not key.startswith("~"):
+        raise UserError(f"{override}: not an override; write key=value, or --help for the keys")
+    if key.startswith(("+", "~")):
+        raise ConfigError(key, value, "keys are fixed: write it without + or ~ (an unknown key is an error)")
+    if name.startswith("hydra.") or name.startswith("hydra/"):
+        raise ConfigError(key, value, "Hydra's own settings take effect only with -m (multirun)")
+    if name in options and value not in options[name] and value not in ("", "null"):
+        close = difflib.get_close_matches(value, options[name], 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(name, value, f"{hint}one of {', '.join(options[name])}")
+
+
+def _one_line(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's many-line message -> one line that names the field and, where the user gave it, the value."""
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    missing = re.search(r"Could not override '([^']+)'", text)
+    if missing:
+        field = missing.group(1)
+        value = next((o.partition("=")[2] for o in overrides if o.partition("=")[0] == field), "")
+        known = re.search(r"[Kk]ey '([^']+)' is not in struct", text)
+        return f"{field}={value}: unknown key" + (f" '{known.group(1)}'" if known else "")
+    return text.replace("full_key: ", "key ")

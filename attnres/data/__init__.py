@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, packed token files and the sampler. Torch-free: numpy only."""

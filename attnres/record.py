@@ -1,0 +1,113 @@
+"""The record of a trial: what it was and what came out. The only thing the analysis reads.
+
+One JSON file, written atomically when the trial has ended; docs/record.md has the schema. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnres.errors import RecordError
+
+SCHEMA = 1
+RECORD_FILE = "record.json"
+STATUSES = ("finished", "diverged", "failed")
+
+# Field -> type. Every record has all of them; `reason` is null unless the status is diverged or failed, and the
+# results are null for a failed trial.
+FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "schema": int,
+    "trial_id": str,
+    "name": str,
+    "study": str,
+    "status": str,
+    "reason": (str, type(None)),
+    "size": str,  # config.model.name
+    "rule": str,  # label of the rule with its options, unique in a study
+    "seed": int,
+    "config": dict,  # the whole TrialConfig as a mapping
+    "parameters": dict,  # by part, and "total", "non_embedding"
+    "forward_flops_per_token": dict,  # by part
+    "training_flops": dict,  # of the whole run, by convention of attnres.counts
+    "tokens": int,  # trained on; fewer than planned when diverged
+    "planned_tokens": int,
+    "steps": int,
+    "planned_steps": int,
+    "schedule_complete": bool,  # the learning rate has decayed to its final value
+    "learning_rate": float,
+    "data": dict,  # fingerprint, corpus, tokenizer, train_tokens, epochs, validation_fingerprint
+    "validation": (dict, type(None)),  # loss_nats, standard_error, bits_per_byte, tokens, windows
+    "evaluations": list,  # of {step, tokens, loss_nats, standard_error, bits_per_byte, tokens_evaluated}
+    "training": (dict, type(None)),  # loss_nats at the first and the last steps
+    "environment": dict,  # python, torch, platform, cpu, threads, device, dtype, commit
+    "timing": dict,  # train_seconds, evaluation_seconds, wall_seconds, tokens_per_second, started, ended, attempts
+}
+
+# What may differ between two runs of the same trial on one machine.
+TIMING_FIELDS = ("timing",)
+
+
+def check_record(record: Any, where: str) -> dict[str, Any]:
+    """Return the record if it follows the schema; else raise RecordError naming the file and the field."""
+    if not isinstance(record, dict):
+        raise RecordError(f"{where}: not a record (a JSON object is expected)")
+    if record.get("schema") != SCHEMA:
+        raise RecordError(f"{where}: schema={record.get('schema')!r}: this version reads schema {SCHEMA}")
+    for field, kind in FIELDS.items():
+        if field not in record:
+            raise RecordError(f"{where}: {field}: is missing")
+        if not isinstance(record[field], kind):
+            raise RecordError(f"{where}: {field}={record[field]!r}: wrong type")
+    if record["status"] not in STATUSES:
+        raise RecordError(f"{where}: status={record['status']!r}: one of {', '.join(STATUSES)}")
+    if record["status"] == "finished" and record["validation"] is None:
+        raise RecordError(f"{where}: validation: is missing in a finished record")
+    return record
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Check and write `record.json`, atomically and durably."""
+    path = folder / RECORD_FILE
+    check_record(dict(record), str(path))
+    write_text_atomic(path, json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    return path
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read and check a record file. Raises RecordError for an absent, torn or foreign one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such record") from None
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: not UTF-8 text ({error.reason})") from None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path}: torn or not JSON ({error})") from None
+    return check_record(record, str(path))
+
+
+def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without what may differ between two runs of the same trial on one machine."""
+    return {key: value for key, value in record.items() if key not in TIMING_FIELDS}
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""How many trials run: a study's plan, its launch and its status."""
