@@ -1,1 +1,1 @@
-"""What the records say: fits, compute multipliers with intervals, figures and the report. Never imports torch."""
+"""What the records say: fits, compute multipliers with intervals, figures, the report. No torch."""

@@ -24,7 +24,7 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
     except BrokenPipeError:  # `... | head` closed our output
         sys.stderr.close()
         return 141
-    except OSError as error:  # full disk, read-only folder, missing file: name the path, keep the traceback away
+    except OSError as error:  # full disk, read-only folder, missing file: the path, and no traceback
         print(f"error: {error.filename or 'operating system'}: {error.strerror or error}", file=sys.stderr)
         return 1
 

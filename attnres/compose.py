@@ -1,7 +1,7 @@
 """Hydra's door: overrides -> composed YAML -> plain mapping, with Hydra's errors turned into one line.
 
-Hydra accepts some mistakes in silence (`+group.typo=1`, a typo inside a preset, a launcher for a single run); what
-this module does not reject, `config.build` does, because the composed keys are compared with the schema.
+Hydra accepts some mistakes in silence (`+group.typo=1`, a typo inside a preset, a launcher for a single run);
+what this module does not reject, `config.build` does, because the composed keys are compared with the schema.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def config_dir() -> Path:
     for candidate in (PACKAGE_DIR.parent / "conf", PACKAGE_DIR / "conf"):
         if (candidate / "trial.yaml").is_file():
             return candidate
-    raise UserError(f"conf/trial.yaml is neither in {PACKAGE_DIR.parent} nor in {PACKAGE_DIR}; reinstall the package")
+    raise UserError(f"conf/trial.yaml: neither in {PACKAGE_DIR.parent} nor in {PACKAGE_DIR}; reinstall")
 
 
 def group_options(extra_dir: str | None = None) -> dict[str, list[str]]:
-    """Config groups and the names that each offers, from the shipped folder and the user's own (`--config-dir`)."""
+    """Config groups and the names that each offers, shipped and in the user's own folder (`--config-dir`)."""
     groups: dict[str, set[str]] = {}
     for root in [config_dir(), *([Path(extra_dir)] if extra_dir else [])]:
         for file in root.glob("*/*.yaml"):
@@ -35,7 +35,9 @@ def group_options(extra_dir: str | None = None) -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(groups.items())}
 
 
-def compose_mapping(config_name: str, overrides: Sequence[str], extra_dir: str | None = None) -> dict[str, Any]:
+def compose_mapping(
+    config_name: str, overrides: Sequence[str], extra_dir: str | None = None
+) -> dict[str, Any]:
     """Compose `conf/<config_name>.yaml` with command-line overrides into a plain, resolved mapping.
 
     Raises ConfigError or UserError with one line for anything that Hydra or OmegaConf refuse.

@@ -1,8 +1,8 @@
 """Typed, frozen, validated configuration of one trial.
 
-Hydra stops here: `attnres.compose` turns YAML and overrides into a plain mapping, and `build` turns the mapping into
-these dataclasses. Every mistake is a ConfigError that names the field and the value; past this module no key is
-optional and nothing is mutable.
+Hydra stops here: `attnres.compose` turns YAML and overrides into a plain mapping, and `build` turns the mapping
+into these dataclasses. Every mistake is a ConfigError that names the field and the value; past this module no key
+is optional and nothing is mutable.
 """
 
 from __future__ import annotations
@@ -51,16 +51,22 @@ class ModelConfig:
     norm_eps: float
 
     def __post_init__(self) -> None:
-        _require(bool(NAME_PATTERN.fullmatch(self.name)), "model.name", self.name, "use letters, digits, . _ -")
+        _require(
+            bool(NAME_PATTERN.fullmatch(self.name)),
+            "model.name",
+            self.name,
+            "use letters, digits, . _ - only",
+        )
         _require_positive("model", self, "width", "depth", "heads", "mlp_width", "context", "batch_size")
         _require_positive("model", self, "learning_rate", "rope_base", "norm_eps")
         _require_positive("model", self, "head_width")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError("model.width", self.width, f"is not divisible by model.heads={self.heads}")
         if self.head_channels % 2:
-            field, value = ("width", self.width) if self.head_width is None else ("head_width", self.head_width)
-            raise ConfigError(f"model.{field}", value, f"head size {self.head_channels} is odd; RoPE needs it even")
-        # From the reference: an AttnRes read averages n sources; a larger epsilon silently handicaps deep models.
+            field = "width" if self.head_width is None else "head_width"
+            why = f"head size {self.head_channels} is odd; RoPE needs it even"
+            raise ConfigError(f"model.{field}", getattr(self, field), why)
+        # An AttnRes read averages n sources, n times smaller than their sum: a larger epsilon handicaps deep models.
         _require(self.norm_eps <= 1e-8, "model.norm_eps", self.norm_eps, "must be at most 1e-8")
 
     @property
@@ -131,15 +137,18 @@ class ScheduleConfig:
     decay_fraction: float | None  # wsd only: the part of all steps that decays
 
     def __post_init__(self) -> None:
-        _require(0 <= self.warmup_fraction < 1, "schedule.warmup_fraction", self.warmup_fraction, "must be in [0, 1)")
-        _require(0 <= self.final_fraction <= 1, "schedule.final_fraction", self.final_fraction, "must be in [0, 1]")
+        warmup, final = self.warmup_fraction, self.final_fraction
+        _require(0 <= warmup < 1, "schedule.warmup_fraction", warmup, "must be in [0, 1)")
+        _require(0 <= final <= 1, "schedule.final_fraction", final, "must be in [0, 1]")
         if self.name == "wsd":
             decay = self.decay_fraction
             if decay is None or not 0 < decay <= 1 - self.warmup_fraction:
                 why = f"schedule=wsd needs a part in (0, {1 - self.warmup_fraction:g}]"
                 raise ConfigError("schedule.decay_fraction", decay, why)
         elif self.decay_fraction is not None:
-            raise ConfigError("schedule.decay_fraction", self.decay_fraction, "only schedule=wsd has a decay part")
+            raise ConfigError(
+                "schedule.decay_fraction", self.decay_fraction, "only schedule=wsd has a decay part"
+            )
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ class BudgetConfig:
         if len(given) > 1:
             (first, value), *others = given.items()
             also = " and ".join(f"budget.{name}={other!r}" for name, other in others)
-            why = f"and {also} are both given; name the kind, for example budget={first} budget.{first}={value!r}"
+            why = f"and {also} are both given; choose one, e.g. budget={first} budget.{first}={value!r}"
             raise ConfigError(f"budget.{first}", value, why)
 
 
@@ -179,7 +188,8 @@ class RuntimeConfig:
     log_every_steps: int
 
     def __post_init__(self) -> None:
-        _require_positive("runtime", self, "threads", "microbatch_size", "checkpoint_seconds", "log_every_steps")
+        _require_positive("runtime", self, "threads", "microbatch_size", "checkpoint_seconds")
+        _require_positive("runtime", self, "log_every_steps")
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class TrialConfig:
         _require(0 <= self.seed < 2**32, "seed", self.seed, "must be in [0, 2^32)")
         # The name is a folder below runs_dir: nothing in it may lead elsewhere.
         valid = bool(NAME_PATTERN.fullmatch(self.study_name))
-        _require(valid, "study_name", self.study_name, "use 1 to 64 letters, digits, . _ - (it names a folder)")
+        _require(valid, "study_name", self.study_name, "names a folder: 1 to 64 letters, digits, . _ -")
         microbatch = self.runtime.microbatch_size
         if microbatch is not None and self.model.batch_size % microbatch:
             why = f"does not divide model.batch_size={self.model.batch_size}"
@@ -243,13 +253,14 @@ def build_trial_config(mapping: Mapping[str, Any]) -> TrialConfig:
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:
-    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with their full path."""
+    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with the full path."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""
     for key, value in mapping.items():
         if key not in fields:
-            raise ConfigError(f"{prefix}{key}", value, f"unknown key; {path or 'the top level'} has {', '.join(fields)}")
+            known = f"{path or 'the top level'} has {', '.join(fields) or 'no options'}"
+            raise ConfigError(f"{prefix}{key}", value, f"unknown key; {known}")
     values = {}
     for name, hint in fields.items():
         if name not in mapping:

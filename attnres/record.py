@@ -18,8 +18,8 @@ SCHEMA = 1
 RECORD_FILE = "record.json"
 STATUSES = ("finished", "diverged", "failed")
 
-# Field -> type. Every record has all of them; `reason` is null unless the status is diverged or failed, and the
-# results are null for a failed trial.
+# Field -> type. Every record has all of them; `reason` is null unless the status is diverged or failed, and
+# the results are null for a failed trial.
 FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "schema": int,
     "trial_id": str,
@@ -45,7 +45,7 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "evaluations": list,  # of {step, tokens, loss_nats, standard_error, bits_per_byte, tokens_evaluated}
     "training": (dict, type(None)),  # loss_nats at the first and the last steps
     "environment": dict,  # python, torch, platform, cpu, threads, device, dtype, commit
-    "timing": dict,  # train_seconds, evaluation_seconds, wall_seconds, tokens_per_second, started, ended, attempts
+    "timing": dict,  # {train,evaluation,wall}_seconds, tokens_per_second, started, ended, attempts
 }
 
 # What may differ between two runs of the same trial on one machine.
@@ -99,7 +99,7 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
+    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, no part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

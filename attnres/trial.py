@@ -17,13 +17,15 @@ from attnres.data.corpus import PackedCorpus
 from attnres.errors import ConfigError, DataError
 from attnres.residual.specs import SPECS
 
-EPOCHS_BEFORE_WARNING = 4  # Muennighoff et al. 2023 (2305.16264): up to 4 epochs are nearly as good as fresh data
+EPOCHS_BEFORE_WARNING = 4  # 2305.16264: up to 4 epochs are nearly as good as fresh data
 ID_LENGTH = 12
 
-# Keys that cannot change a trial's numbers beyond the order of floating-point sums. Changing them keeps finished work.
+# Keys that cannot change a trial's numbers beyond the order of floating-point sums: changing them keeps what
+# is finished.
 _OUTSIDE_ID = {
     "model": ("name", "learning_rate"),  # the rate that counts is optim.learning_rate
-    "data": ("path", "cache_dir", "text_field", "corpus", "tokenizer", "validation_fraction"),  # the fingerprint has it
+    # The fingerprint stands for these.
+    "data": ("path", "cache_dir", "text_field", "corpus", "tokenizer", "validation_fraction"),
     "runtime": (
         "threads",
         "microbatch_size",
@@ -84,15 +86,15 @@ def resolve(config: TrialConfig, corpus: PackedCorpus) -> Trial:
     steps = _steps(config, baseline, batch_tokens)
     if corpus.train_tokens < batch_tokens + 1:
         raise DataError(
-            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens are less than one batch of "
-            f"{batch_tokens:,} (model.batch_size={model.batch_size} x model.context={model.context})"
+            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens are less than one batch "
+            f"of {batch_tokens:,} (model.batch_size={model.batch_size} x model.context={model.context})"
         )
     epochs = steps * batch_tokens / corpus.train_tokens
     warnings = []
     if epochs > EPOCHS_BEFORE_WARNING:
         warnings.append(
-            f"{steps * batch_tokens:,} tokens go over the {corpus.train_tokens:,} training tokens {epochs:.1f} times; "
-            f"above {EPOCHS_BEFORE_WARNING} repeats the loss no longer follows the compute"
+            f"{steps * batch_tokens:,} tokens go over the {corpus.train_tokens:,} training tokens {epochs:.1f} "
+            f"times; above {EPOCHS_BEFORE_WARNING} times the loss no longer follows the compute"
         )
     evaluations = min(config.budget.evaluations, steps)
     evaluation_steps = tuple(round(steps * (i + 1) / evaluations) for i in range(evaluations))
@@ -133,7 +135,7 @@ def _steps(config: TrialConfig, baseline: Counts, batch_tokens: int) -> int:
 
 
 def _resolve_device(device: str) -> str:
-    """"auto" means the GPU where there is one. Asked without importing torch: plans must be fast."""
+    """The GPU where there is one, if asked to choose. Without importing torch: plans must be fast."""
     if device != "auto":
         return device
     return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
@@ -144,6 +146,7 @@ def _trial_id(config: TrialConfig, steps: int, fingerprint: str, device: str) ->
     for group, keys in _OUTSIDE_ID.items():
         for key in keys:
             del mapping[group][key]
+    mapping["residual"].pop("implementation", None)  # two ways to compute one rule
     for key in ("tracking", "study_name", "runs_dir"):
         del mapping[key]
     mapping |= {"steps": steps, "data_fingerprint": fingerprint, "device": device}
