@@ -1,8 +1,8 @@
 """Typed, frozen, validated configuration of one trial.
 
-Hydra stops here: `attnres.compose` turns YAML and overrides into a plain mapping, and `build` turns the mapping
-into these dataclasses. Every mistake is a ConfigError that names the field and the value; past this module no key
-is optional and nothing is mutable.
+Hydra stops here: `attnres.compose` turns YAML and overrides into a plain mapping, `build` turns the mapping
+into these dataclasses. Every mistake is a ConfigError that names the field and the value; past this module
+no key is optional and nothing is mutable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ModelConfig:
             field = "width" if self.head_width is None else "head_width"
             why = f"head size {self.head_channels} is odd; RoPE needs it even"
             raise ConfigError(f"model.{field}", getattr(self, field), why)
-        # An AttnRes read averages n sources, n times smaller than their sum: a larger epsilon handicaps deep models.
+        # An AttnRes read averages n sources, n times smaller than their sum: more would handicap deep models.
         _require(self.norm_eps <= 1e-8, "model.norm_eps", self.norm_eps, "must be at most 1e-8")
 
     @property
@@ -253,7 +253,7 @@ def build_trial_config(mapping: Mapping[str, Any]) -> TrialConfig:
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:
-    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with the full path."""
+    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with their path."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""

@@ -1,8 +1,8 @@
 """Parameters and FLOPs of a model, by part and by convention; exact, and free of torch.
 
 A multiply-add is two FLOPs. Attention is causal: a query sees half of the context on average, so scores and
-mixing count half the square. Backward costs twice the forward pass. RMSNorm, RoPE, SwiGLU's product, softmax and
-the optimizer are not counted (they are memory-bound); the residual rule's own work is: it is what is compared.
+mixing count half the square. Backward costs twice the forward pass. RMSNorm, RoPE, SwiGLU's product, softmax
+and the optimizer are not counted (they are memory-bound); the residual rule's own work is: it is compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CONVENTIONS: Mapping[str, str] = {
 class Counts:
     """Counts of one model.
 
-    `parameters` has embedding, unembedding, attention, mlp, norm, residual: disjoint; with tied embeddings the table
-    is under embedding and unembedding is 0. `forward_flops_per_token` has attention_projections, attention_scores,
-    mlp, unembedding, residual.
+    `parameters` has embedding, unembedding, attention, mlp, norm, residual: disjoint; with tied embeddings the
+    table is under embedding and unembedding is 0. `forward_flops_per_token` has attention_projections,
+    attention_scores, mlp, unembedding, residual.
     """
 
     parameters: Mapping[str, int]
@@ -76,7 +76,7 @@ def count(model: ModelConfig, spec: RuleSpec, vocabulary: int) -> Counts:
         "unembedding": 0 if model.tie_embeddings else table,
         "attention": depth * 4 * width * attention_width,  # query, key, value, output
         "mlp": depth * 3 * width * model.mlp_width,  # gate, up, down
-        # A gain per sublayer and the final one; per attention the query's and the key's (QK-norm, shared by heads).
+        # A gain per sublayer and the final one; per attention the query's and the key's (QK-norm).
         "norm": (layers + 1) * width + depth * 2 * model.head_channels,
         "residual": spec.parameters(layers, width),
     }

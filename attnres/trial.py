@@ -86,15 +86,15 @@ def resolve(config: TrialConfig, corpus: PackedCorpus) -> Trial:
     steps = _steps(config, baseline, batch_tokens)
     if corpus.train_tokens < batch_tokens + 1:
         raise DataError(
-            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens are less than one batch "
+            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens are less than a batch "
             f"of {batch_tokens:,} (model.batch_size={model.batch_size} x model.context={model.context})"
         )
     epochs = steps * batch_tokens / corpus.train_tokens
     warnings = []
     if epochs > EPOCHS_BEFORE_WARNING:
         warnings.append(
-            f"{steps * batch_tokens:,} tokens go over the {corpus.train_tokens:,} training tokens {epochs:.1f} "
-            f"times; above {EPOCHS_BEFORE_WARNING} times the loss no longer follows the compute"
+            f"{steps * batch_tokens:,} tokens go over the {corpus.train_tokens:,} training tokens "
+            f"{epochs:.1f} times; above {EPOCHS_BEFORE_WARNING} times the loss no longer follows the compute"
         )
     evaluations = min(config.budget.evaluations, steps)
     evaluation_steps = tuple(round(steps * (i + 1) / evaluations) for i in range(evaluations))
@@ -120,7 +120,7 @@ def resolve(config: TrialConfig, corpus: PackedCorpus) -> Trial:
 def _steps(config: TrialConfig, baseline: Counts, batch_tokens: int) -> int:
     budget = config.budget
     if budget.tokens is not None:
-        field, value, tokens = "tokens", budget.tokens, float(budget.tokens)
+        field, value, tokens = "tokens", float(budget.tokens), float(budget.tokens)
     elif budget.tokens_per_parameter is not None:
         field, value = "tokens_per_parameter", budget.tokens_per_parameter
         tokens = budget.tokens_per_parameter * baseline.non_embedding_parameters
@@ -130,7 +130,7 @@ def _steps(config: TrialConfig, baseline: Counts, batch_tokens: int) -> int:
     steps = round(tokens / batch_tokens)
     if steps < 1:
         why = f"is {tokens:,.0f} tokens, less than half a batch of {batch_tokens:,}"
-        raise ConfigError(f"budget.{field}", value, why)
+        raise ConfigError(f"budget.{field}", f"{value:g}", why)
     return steps
 
 
