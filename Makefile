@@ -1,0 +1,57 @@
+# `make` lists the targets. `make study` and `make test` do all set-up themselves.
+STUDY ?= smoke
+ARGS ?=
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+# Empty it to install whatever pyproject.toml allows instead of the pinned versions.
+CONSTRAINTS ?= constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup study plan sweep status report test test-slow check bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  Variables: STUDY=$(STUDY) ARGS='' (overrides, e.g. ARGS='launch.workers=4 study.seeds=[0,1,2]')"
+
+setup: $(VENV)/.installed ## install into .venv (about 2 minutes the first time)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: PYTHON=$(PYTHON): Python 3.11 or later is needed" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	@touch $@
+
+study: setup ## the main job: launch study STUDY (default smoke), then write its report
+	$(PY) -m sweeps.launch study=$(STUDY) $(ARGS)
+	$(PY) -m analysis.report study=$(STUDY)
+
+plan: setup ## what study STUDY would train, and how long it would take here
+	@$(PY) -m sweeps.plan study=$(STUDY) $(ARGS)
+
+sweep: setup ## train what study STUDY lacks
+	@$(PY) -m sweeps.launch study=$(STUDY) $(ARGS)
+
+status: setup ## what of study STUDY is finished, running, failed, missing
+	@$(PY) -m sweeps.status study=$(STUDY) $(ARGS)
+
+report: setup ## fit, compare and draw what study STUDY has recorded
+	@$(PY) -m analysis.report study=$(STUDY) $(ARGS)
+
+test: setup ## the tests (fast ones)
+	$(PY) -m pytest -q
+
+test-slow: setup ## the tests that take longer: kills, coverage of intervals
+	$(PY) -m pytest -q -m slow
+
+check: setup ## lint and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: setup ## step time and memory of every rule beside prenorm
+	$(PY) benchmarks/step_time.py $(ARGS)
+
+clean: ## remove build products and caches of tools; runs/ and .venv stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
