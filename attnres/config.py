@@ -253,7 +253,7 @@ def build_trial_config(mapping: Mapping[str, Any]) -> TrialConfig:
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:
-    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with their path."""
+    """Fill a dataclass from a mapping; unknown, missing and mistyped keys are ConfigErrors with a path."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""

@@ -29,8 +29,8 @@ CONVENTIONS: Mapping[str, str] = {
 class Counts:
     """Counts of one model.
 
-    `parameters` has embedding, unembedding, attention, mlp, norm, residual: disjoint; with tied embeddings the
-    table is under embedding and unembedding is 0. `forward_flops_per_token` has attention_projections,
+    `parameters` has embedding, unembedding, attention, mlp, norm, residual: disjoint; with tied embeddings
+    the table is under embedding and unembedding is 0. `forward_flops_per_token` has attention_projections,
     attention_scores, mlp, unembedding, residual.
     """
 

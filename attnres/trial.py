@@ -86,7 +86,7 @@ def resolve(config: TrialConfig, corpus: PackedCorpus) -> Trial:
     steps = _steps(config, baseline, batch_tokens)
     if corpus.train_tokens < batch_tokens + 1:
         raise DataError(
-            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens are less than a batch "
+            f"data.corpus={config.data.corpus}: {corpus.train_tokens:,} training tokens, less than a batch "
             f"of {batch_tokens:,} (model.batch_size={model.batch_size} x model.context={model.context})"
         )
     epochs = steps * batch_tokens / corpus.train_tokens
