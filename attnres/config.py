@@ -186,6 +186,7 @@ class RuntimeConfig:
     checkpoint_seconds: float
     progress: Literal["auto", "bar", "lines", "none"]
     log_every_steps: int
+    keep_weights: bool  # leave the final weights as weights.pt beside the record
 
     def __post_init__(self) -> None:
         _require_positive("runtime", self, "threads", "microbatch_size", "checkpoint_seconds")

@@ -34,6 +34,7 @@ _OUTSIDE_ID = {
         "checkpoint_seconds",
         "progress",
         "log_every_steps",
+        "keep_weights",
         "device",
     ),
     "budget": ("tokens", "tokens_per_parameter", "flops"),  # the resolved number of steps counts
