@@ -76,26 +76,45 @@ def compose_trial(overrides: Sequence[str], extra_dir: str | None = None) -> Tri
 
 def _check_override(override: str, options: Mapping[str, Sequence[str]]) -> None:
     key, equals, value = override.partition("=")
-    name = key.lstrip("+~")
     if not equals and not key.startswith("~"):
         raise UserError(f"{override}: not an override; write key=value, or --help for the keys")
     if key.startswith(("+", "~")):
         raise ConfigError(key, value, "keys are fixed: write it without + or ~ (an unknown key is an error)")
-    if name.startswith("hydra.") or name.startswith("hydra/"):
+    if key.startswith("hydra.") or key.startswith("hydra/"):
         raise ConfigError(key, value, "Hydra's own settings take effect only with -m (multirun)")
-    if name in options and value not in options[name] and value not in ("", "null"):
-        close = difflib.get_close_matches(value, options[name], 1)
+    if key in options and value not in options[key] and value not in ("", "null"):
+        close = difflib.get_close_matches(value, options[key], 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(name, value, f"{hint}one of {', '.join(options[name])}")
+        raise ConfigError(key, value, f"{hint}one of {', '.join(options[key])}")
+    _check_grammar(override, key, value)
+
+
+def _check_grammar(override: str, key: str, value: str) -> None:
+    """Hydra reads values by its own grammar: lists in [], sweeps by commas, quotes for special characters."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        raise ConfigError(
+            key, value, "cannot be read; lists are [1,2], and 'quote' special characters"
+        ) from None
+    if parsed.is_sweep_override():
+        raise ConfigError(key, value, "several values: add -m to run each, or write a list as [1,2]")
 
 
 def _one_line(error: Exception, overrides: Sequence[str]) -> str:
     """Hydra's many-line message -> one line that names the field and, where the user gave it, the value."""
     text = re.sub(r"\s+", " ", str(error)).strip()
-    missing = re.search(r"Could not override '([^']+)'", text)
-    if missing:
-        field = missing.group(1)
-        value = next((o.partition("=")[2] for o in overrides if o.partition("=")[0] == field), "")
-        known = re.search(r"[Kk]ey '([^']+)' is not in struct", text)
-        return f"{field}={value}: unknown key" + (f" '{known.group(1)}'" if known else "")
-    return text.replace("full_key: ", "key ")
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if unknown := re.search(r"Could not override '([^']+)'", text):
+        field = unknown.group(1)
+        return f"{field}={given.get(field, '')}: unknown key"
+    if missing := re.search(r"Missing mandatory value: .*full_key: (\S+)", text):
+        return f"{missing.group(1)}: is missing; give {missing.group(1)}=..."
+    if bad := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
+        field = bad.group(2)
+        return f"{field}={given.get(field, '')}: there is no key {bad.group(1)} to take the value from"
+    text = re.sub(r"reference_type=\S+|object_type=\S+", "", text).replace("full_key: ", "key ")
+    return text.strip()
