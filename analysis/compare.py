@@ -1,8 +1,8 @@
 """How much compute a rule saves: the size-paired multiplier with its Student-t interval.
 
-A size's misfit (its learning rate, its shape) is shared by the rules of that size, so the gap in ln L is taken
-within sizes, and its scatter over the S sizes gives the error. With the shared exponent alpha of the two arms'
-joint fit,
+A size's misfit (its learning rate, its shape) is shared by the rules of that size, so the gap in ln L is
+taken within sizes, and its scatter over the S sizes gives the error. With alpha, the shared exponent of the
+two arms' joint fit,
 
     gap_s = mean over seeds of (ln L_base - ln L_rule) - alpha (ln C_rule - ln C_base)
     ln m  = mean over sizes of gap_s, divided by alpha

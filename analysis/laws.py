@@ -1,8 +1,8 @@
 """Scaling laws of one compute axis: L = A C^-alpha, with a shared exponent, with a floor.
 
 Fits are least squares in ln L. Points are arrays, or a tidy table with one row per trial and the columns
-`size`, `rule`, `compute`, `loss` and, where seeds were repeated, `seed`. Every result says in which unit and by
-which convention C was counted and over which range it was fitted.
+`size`, `rule`, `compute`, `loss` and, where seeds were repeated, `seed`. Every result says in which unit and
+by which convention C was counted and over which range it was fitted.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class SizeMeans:
 class SharedExponentFit:
     """ln L = ln A_rule - alpha ln C with one alpha for all rules.
 
-    The standard error of alpha treats a size's misfit as shared by the rules (clustered by size): residuals of
-    one size are averaged over the rules before they are counted, with S - 2 degrees of freedom.
+    The standard error of alpha treats a size's misfit as shared by the rules (clustered by size): residuals
+    of one size are averaged over the rules before they are counted, with S - 2 degrees of freedom.
     """
 
     exponent: float
@@ -265,7 +265,7 @@ def fit_shared_exponent(
     unit: str = DEFAULT_UNIT,
     convention: str = DEFAULT_CONVENTION,
 ) -> SharedExponentFit:
-    """Joint least squares of ln(L - floor) on ln C over size x rule means: one slope, one intercept a rule."""
+    """Least squares of ln(L - floor) on ln C over size x rule means: one slope, an intercept per rule."""
     means = table if isinstance(table, SizeMeans) else size_means(table, rules, floor)
     x_SR, y_SR = means.ln_compute_SR, means.ln_loss_SR
     sizes, arms = x_SR.shape
@@ -309,7 +309,7 @@ def fit_power_law_with_floor(
     """L = E + A C^-alpha: residuals in ln L, minimised over A and alpha for each E of a grid in [0, min L).
 
     The interval of E holds every E whose summed squares stay below the F limit (1 and n - 3 degrees of
-    freedom). One or two decades of C rarely tell E from 0; then the result says so instead of giving a number.
+    freedom). One or two decades of C rarely tell E from 0; then the result says so and gives no number.
     """
     compute_P, loss_P = check_points(compute, loss)
     points = loss_P.size
