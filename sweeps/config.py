@@ -1,0 +1,272 @@
+"""Typed, frozen, validated configuration of a sweep: which study, and how to launch it.
+
+YAML comes in through `attnres.compose`, as for a single trial; every mistake is a ConfigError that names field and
+value. A study is data: what its trials resolve to is `sweeps.study`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnres.compose import compose_mapping, group_options
+from attnres.config import NAME_PATTERN, build
+from attnres.errors import ConfigError, UserError
+
+# What a study sets by other means than an override; writing it as one would break the comparison or hide an axis.
+_SET_BY_STUDY = {
+    "model": "choose sizes with study.sizes=[...]",
+    "residual": "choose rules with study.rules=[...]",
+    "seed": "choose seeds with study.seeds=[...]",
+    "study_name": "the study's name is study.name",
+    "runs_dir": "give runs_dir=... to the command",
+}
+
+_AXIS = "study.axes."
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A compute multiplier that a report calls supported, rejected or undecided."""
+
+    name: str
+    multiplier: float  # compute of the baseline over compute of the rule, at equal loss
+
+    def __post_init__(self) -> None:
+        if self.multiplier <= 0:
+            raise ConfigError("study.claims", self.multiplier, "a multiplier must be positive")
+
+
+@dataclass(frozen=True)
+class RuleChoice:
+    """A residual rule of the study: a config of the group `residual`, and options on top of it."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [
+            f"residual={self.name}",
+            *(f"residual.{k}={override_value(v)}" for k, v in self.options.items()),
+        ]
+
+    def __str__(self) -> str:
+        return ",".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A trial key and the values that the study gives it."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    def override(self, value: Any, groups: Mapping[str, Sequence[str]]) -> str:
+        return f"{self.key}={value if self.key in groups else override_value(value)}"
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A named grid: sizes x rules x seeds x axes."""
+
+    name: str
+    purpose: str
+    baseline: str  # label of one of the rules
+    sizes: tuple[str, ...]
+    rules: tuple[RuleChoice, ...]
+    seeds: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    overrides: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    too_small: str | None
+
+    def __post_init__(self) -> None:
+        if not NAME_PATTERN.fullmatch(self.name):
+            why = "use 1 to 64 letters, digits, . _ - (it names a folder)"
+            raise ConfigError("study.name", self.name, why)
+        for field in ("sizes", "rules", "seeds"):
+            _check_values(f"study.{field}", getattr(self, field))
+        for axis in self.axes:
+            field = f"study.axes.{axis.key}"
+            top = axis.key.partition(".")[0]
+            if axis.key in _SET_BY_STUDY or top == "residual":
+                raise ConfigError(field, list(axis.values), f"is not an axis: {_SET_BY_STUDY[top]}")
+            _check_values(field, axis.values)
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How a study runs on this machine; nothing here can change a trial's numbers."""
+
+    workers: int | None  # trials at once; null: cores / runtime.threads
+    max_retries: int
+    grace_seconds: float
+    report_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "grace_seconds", "report_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"launch.{name}", value, "must be positive")
+        if self.max_retries < 0:
+            raise ConfigError("launch.max_retries", self.max_retries, "must not be negative")
+
+    def worker_count(self, threads: int) -> int:
+        """Trials at once: one thread each on every core, unless the user says otherwise."""
+        return self.workers if self.workers is not None else max(1, available_cores() // threads)
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What a sweep command was told."""
+
+    study: StudyConfig
+    launch: LaunchConfig
+    runs_dir: str
+    trial_overrides: tuple[str, ...]  # of every trial: the study's, then the command line's
+
+
+def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepConfig:
+    """Command-line overrides (one of them `study=NAME`) -> SweepConfig.
+
+    Raises UserError or ConfigError with one line for anything unknown, mistyped, empty or given twice.
+    """
+    groups = group_options(config_dir)
+    ours = [word for word in overrides if _key(word).partition(".")[0] in ("study", "launch", "runs_dir")]
+    if not any(_key(word) == "study" for word in ours):
+        raise UserError(f"study=: choose a study: {', '.join(groups.get('study', []))}")
+    for word in ours:
+        if _key(word) == "launch.threads":
+            raise ConfigError(
+                "launch.threads", word.partition("=")[2], "threads of a trial are runtime.threads"
+            )
+    axes = {_key(word): word.partition("=")[2] for word in ours if _key(word).startswith(_AXIS)}
+    mapping = compose_mapping("sweep", [word for word in ours if _key(word) not in axes], config_dir)
+    given = {key.removeprefix(_AXIS): _parse(key, value) for key, value in axes.items()}
+    study = build(StudyConfig, _normalised(mapping.pop("study"), groups, given), "study")
+    theirs = [word for word in overrides if word not in ours]
+    merged = _merge(study.overrides, theirs, groups)
+    _check_overrides(merged, study)
+    fields = {**mapping, "study": study, "trial_overrides": merged}
+    return build(SweepConfig, fields, "")
+
+
+def available_cores() -> int:
+    """Cores that this process may use (a container or taskset may allow fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def override_value(value: Any) -> str:
+    """A plain value as Hydra's override grammar writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(override_value, value)) + "]"
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _parse(key: str, text: str) -> Any:
+    """The value of `study.axes.KEY=[...]`; an axis that the study file does not have is new to Hydra."""
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    try:
+        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[call-overload, index]
+    except YAMLError:
+        raise ConfigError(key, text, "cannot be read; an axis is a list such as [1e-3,2e-3]") from None
+
+
+def _normalised(
+    study: Any, groups: Mapping[str, Sequence[str]], given_axes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The study's mapping with rules and axes parsed, and names of sizes and rules checked."""
+    if not isinstance(study, Mapping):
+        raise ConfigError("study", study, "must be a group of keys")
+    study = dict(study)
+    if isinstance(study.get("rules"), list):
+        study["rules"] = [_rule(rule) for rule in study["rules"]]
+        for rule in study["rules"]:
+            _check_name("study.rules", rule.name, groups["residual"])
+    if isinstance(study.get("sizes"), list):
+        for size in study["sizes"]:
+            _check_name("study.sizes", size, groups["model"])
+    axes = study.get("axes")
+    if not isinstance(axes, Mapping):
+        raise ConfigError("study.axes", axes, "must map trial keys to lists of values")
+    study["axes"] = [_axis(key, values) for key, values in {**_flat(axes), **given_axes}.items()]
+    return study
+
+
+def _rule(choice: Any) -> RuleChoice:
+    if isinstance(choice, str):
+        return RuleChoice(choice, {})
+    if not isinstance(choice, Mapping) or not isinstance(choice.get("rule"), str):
+        why = "a rule is a name, or {rule: name, option: value}"
+        raise ConfigError("study.rules", choice, why)
+    return RuleChoice(choice["rule"], {str(key): value for key, value in choice.items() if key != "rule"})
+
+
+def _flat(axes: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """`{optim.learning_rate: [..]}` and `{optim: {learning_rate: [..]}}` mean the same."""
+    flat: dict[str, Any] = {}
+    for key, value in axes.items():
+        path = f"{prefix}{key}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def _axis(key: str, values: Any) -> Axis:
+    if not isinstance(values, list):
+        raise ConfigError(f"study.axes.{key}", values, "must be a list of values")
+    return Axis(key, tuple(values))
+
+
+def _check_name(field: str, name: Any, known: Sequence[str]) -> None:
+    if name not in known:
+        close = difflib.get_close_matches(str(name), known, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(field, name, f"{hint}one of {', '.join(known)}")
+
+
+def _check_values(field: str, values: Sequence[Any]) -> None:
+    if not values:
+        raise ConfigError(field, [], "is empty: a study needs at least one value")
+    seen: list[Any] = []
+    for value in values:
+        if value in seen:
+            raise ConfigError(field, str(value), "is given twice")
+        seen.append(value)
+
+
+def _merge(
+    study: Sequence[str], command: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """The command line wins: over the same key, and with a group's choice over what the study set inside the group."""
+    given = {_key(word) for word in command}
+    chosen = given & groups.keys()
+    kept = [word for word in study if _key(word) not in given and _key(word).partition(".")[0] not in chosen]
+    return (*kept, *command)
+
+
+def _check_overrides(overrides: Sequence[str], study: StudyConfig) -> None:
+    axes = {axis.key for axis in study.axes}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        top = key.partition(".")[0]
+        if key in _SET_BY_STUDY or top == "residual":
+            raise ConfigError(key, value, f"cannot be set for all trials: {_SET_BY_STUDY[top]}")
+        if key in axes:
+            raise ConfigError(key, value, "is an axis of this study: change study.axes")

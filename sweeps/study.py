@@ -1,0 +1,231 @@
+"""Study -> trials: the grid of a study, resolved once against its corpus.
+
+Pure but for packing the corpus on first use: nothing is launched here. A trial's id is the hash of everything that can
+change its numbers, so the same study planned twice is the same trials.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnres.compose import compose_trial, group_options
+from attnres.config import DataConfig, TrialConfig, to_mapping
+from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.errors import ConfigError
+from attnres.record import write_text_atomic
+from attnres.trial import Trial, resolve
+from sweeps.config import SweepConfig, load_sweep, override_value
+
+STUDY_SCHEMA = 1
+STUDY_FILE = "study.json"
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial and its place in the grid."""
+
+    trial: Trial
+    corpus: PackedCorpus
+    size: str
+    rule: str  # label of the rule with its options
+    seed: int
+    axes: Mapping[str, Any]
+    overrides: tuple[str, ...]  # that compose this trial, but for the seed
+
+    @property
+    def cell(self) -> str:
+        """What the trial shares with its other seeds, for tables."""
+        return " ".join([self.size, self.rule, *(f"{key}={value}" for key, value in self.axes.items())])
+
+    @property
+    def flops(self) -> int:
+        """Training FLOPs of the whole run, convention "total"."""
+        return self.trial.training_flops()["total"]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A place of the grid without its seed, composed."""
+
+    size: str
+    axes: dict[str, Any]
+    overrides: tuple[str, ...]
+    config: TrialConfig
+
+
+@dataclass(frozen=True)
+class Study:
+    """A resolved study."""
+
+    config: SweepConfig
+    trials: tuple[PlannedTrial, ...]  # sizes outermost, then axes, rules, seeds
+
+    @property
+    def name(self) -> str:
+        return self.config.study.name
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.runs_dir) / self.name
+
+    @property
+    def threads(self) -> int:
+        """Threads of a trial (the most that any of them asks for)."""
+        return max(planned.trial.config.runtime.threads for planned in self.trials)
+
+    @property
+    def workers(self) -> int:
+        """Trials at once."""
+        return self.config.launch.worker_count(self.threads)
+
+
+def load_study(
+    overrides: Sequence[str], config_dir: str | None = None, progress: Callable[[str], None] | None = None
+) -> Study:
+    """Resolve the study that the overrides name (`study=NAME`, then any other override).
+
+    Raises ConfigError or DataError with one line, before any work starts, for whatever a user can get wrong.
+    `progress` is told, in words, when a corpus has to be packed first.
+    """
+    config = load_sweep(overrides, config_dir)
+    corpora: dict[DataConfig, PackedCorpus] = {}
+    trials = []
+    for cell in _cells(config, config_dir):
+        data = cell.config.data
+        if data not in corpora:
+            corpora[data] = open_corpus(data, cell.config.model.context, progress)
+        label = cell.config.residual.label()
+        for seed in config.study.seeds:
+            trial = resolve(dataclasses.replace(cell.config, seed=seed), corpora[data])
+            planned = PlannedTrial(trial, corpora[data], cell.size, label, seed, cell.axes, cell.overrides)
+            trials.append(planned)
+    study = Study(config, tuple(trials))
+    _check_labels(study)
+    _check_distinct(study.trials)
+    check_comparable(study.trials)
+    return study
+
+
+def write_study(study: Study) -> Path:
+    """Write runs_dir/<study>/study.json: what was planned, for the analysis and `sweeps.status`."""
+    path = study.folder / STUDY_FILE
+    write_text_atomic(path, json.dumps(describe(study), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def describe(study: Study) -> dict[str, Any]:
+    """The content of study.json."""
+    config = study.config.study
+    return {
+        "schema": STUDY_SCHEMA,
+        "name": config.name,
+        "purpose": config.purpose,
+        "baseline": config.baseline,
+        "claims": [dataclasses.asdict(claim) for claim in config.claims],
+        "too_small": config.too_small if config.too_small is not None else False,
+        "trials": [
+            {
+                "id": planned.trial.id,
+                "name": planned.trial.name,
+                "size": planned.size,
+                "rule": planned.rule,
+                "seed": planned.seed,
+                "axes": dict(planned.axes),
+                "parameters": planned.trial.counts.non_embedding_parameters,
+                "tokens": planned.trial.tokens,
+                "flops": planned.flops,
+            }
+            for planned in study.trials
+        ],
+    }
+
+
+def _cells(config: SweepConfig, config_dir: str | None) -> Iterator[_Cell]:
+    """Every cell of the grid, composed: sizes outermost, then axes, then rules."""
+    groups = group_options(config_dir)
+    study = config.study
+    for size, values in itertools.product(study.sizes, itertools.product(*(a.values for a in study.axes))):
+        axes = {axis.key: value for axis, value in zip(study.axes, values, strict=True)}
+        for rule in study.rules:
+            overrides = (
+                f"model={size}",
+                *rule.overrides,
+                f"study_name={override_value(study.name)}",
+                f"runs_dir={override_value(config.runs_dir)}",
+                *config.trial_overrides,
+                *(axis.override(axes[axis.key], groups) for axis in study.axes),
+            )
+            composed = compose_trial(overrides, config_dir)
+            if composed.model.name != size:
+                why = f"its file says name: {composed.model.name}; a size is named after its file"
+                raise ConfigError("study.sizes", size, why)
+            yield _Cell(size, axes, overrides, composed)
+
+
+def _check_labels(study: Study) -> None:
+    """Labels of rules are distinct, and the baseline is one of them."""
+    labels = dict.fromkeys(planned.rule for planned in study.trials)
+    config = study.config.study
+    if len(labels) < len(config.rules):
+        raise ConfigError(
+            "study.rules", [str(rule) for rule in config.rules], "two of these rules are the same"
+        )
+    if config.baseline not in labels:
+        raise ConfigError(
+            "study.baseline", config.baseline, f"is not a rule of this study: {', '.join(labels)}"
+        )
+
+
+def _check_distinct(trials: Sequence[PlannedTrial]) -> None:
+    """No two places of the grid are the same trial."""
+    by_id: dict[str, PlannedTrial] = {}
+    for planned in trials:
+        other = by_id.setdefault(planned.trial.id, planned)
+        if other is not planned:
+            why = f"is the same trial as ({other.cell} seed={other.seed}): their numbers cannot differ"
+            raise ConfigError("study", f"({planned.cell} seed={planned.seed})", why)
+
+
+def check_comparable(trials: Sequence[PlannedTrial]) -> None:
+    """Trials that are compared differ only in the rule, and seeds of a cell only in the seed.
+
+    A config file may set keys outside its own group; here that is caught. Raises ConfigError with the first such key.
+    """
+    references: dict[tuple[Any, ...], PlannedTrial] = {}
+    for planned in trials:
+        reference = references.setdefault((planned.size, json.dumps(planned.axes)), planned)
+        mine, theirs = comparison_key(planned), comparison_key(reference)
+        for key, value in mine.items():
+            if theirs.get(key) != value:
+                why = f"has {key}={value!r} where {reference.cell} has {theirs.get(key)!r}; only the rule may differ"
+                raise ConfigError("study.rules", planned.cell, why)
+
+
+def comparison_key(planned: PlannedTrial) -> dict[str, Any]:
+    """Everything about a trial that must be equal across the rules and seeds of a size, by dotted key."""
+    trial = planned.trial
+    mapping = to_mapping(trial.config)
+    del mapping["residual"], mapping["seed"]
+    resolved = {
+        "steps": trial.steps,
+        "batch_tokens": trial.batch_tokens,
+        "warmup_steps": trial.warmup_steps,
+        "evaluation_steps": trial.evaluation_steps,
+        "data_fingerprint": trial.data_fingerprint,
+        "device": trial.device,
+    }
+    return dict(_leaves(mapping, "")) | resolved
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
