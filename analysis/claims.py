@@ -1,8 +1,8 @@
 """Claims about a multiplier, and what an interval says about them.
 
-A claim reads "saves at least this much": m >= value. It is supported when the whole interval lies at or above the
-value, rejected when the whole interval lies below it, and otherwise the design cannot tell. That m equals a value
-exactly can never be shown; whether the value lies inside the interval is printed beside the verdict.
+A claim reads "saves at least this much": m >= value. It is supported when the whole interval lies at or above
+the value, rejected when the whole interval lies below it, and otherwise the design cannot tell. That m equals
+a value exactly can never be shown; whether the value lies inside the interval is printed beside the verdict.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Records of a study -> one tidy table, or one line that says what is wrong with them.
 
-Reads runs_dir/<study>/study.json (what was planned) and runs_dir/<study>/*/record.json (what came out), nothing else.
+Reads runs_dir/<study>/study.json (what was planned) and runs_dir/<study>/*/record.json (what came out), and
+nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StudyError(UserError):
 
 @dataclass(frozen=True)
 class StudyData:
-    """A study's records, checked. `table` has one row per trial that is compared; see `record_row` for its columns.
+    """A study's records, checked. `table` has one row per compared trial, with the columns of `record_row`.
 
     `every` also has the trials that `where` left out, for the table of learning rates.
     """
@@ -86,8 +87,7 @@ def load_study(
     every = pd.DataFrame(rows)
     chosen = _select(every, where or {}, study)
     rules = _rules(chosen, baseline or plan["baseline"])
-    _check_statuses(chosen, gate)
-    usable = chosen[chosen["status"] == "finished"]
+    usable = _usable(chosen, rules, gate)
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
     _check_losses(usable, study)
@@ -256,8 +256,8 @@ def _select(every: pd.DataFrame, where: Mapping[str, str], study: str) -> pd.Dat
             )
         kept = chosen[[_same_value(value, text) for value in chosen[axes[key]]]]
         if kept.empty:
-            values = ", ".join(_distinct(chosen[axes[key]]))
-            raise ConfigError("where", f"{key}={text}", f"no trial has it; the values are {values}")
+            has = ", ".join(_distinct(chosen[axes[key]]))
+            raise ConfigError("where", f"{key}={text}", f"no trial has it; the values are {has}")
         chosen = kept
     for key, column in axes.items():
         values = _distinct(chosen[column])
@@ -296,13 +296,28 @@ def _rules(chosen: pd.DataFrame, baseline: str) -> tuple[str, ...]:
     return (baseline, *(rule for rule in rules if rule != baseline))
 
 
-def _check_statuses(chosen: pd.DataFrame, gate: _Gate) -> None:
-    for status in ("missing", "failed", "diverged", "unfinished"):
-        rows = chosen[chosen["status"] == status]
-        has = {"missing": "have no record", "unfinished": "had not ended their schedule"}.get(status, status)
-        gate.check(status, list(rows["trial"]), f"{len(rows)} of {len(chosen)} trials {has}")
+def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: _Gate) -> pd.DataFrame:
+    """Rows with a final loss; every other trial or empty cell of the grid goes through the gate."""
+    missing = list(chosen.loc[chosen["status"] == "missing", "trial"])
+    planned = set(chosen[["size", "rule", "seed"]].itertuples(index=False, name=None))
+    seeds_by_size = chosen.groupby("size", sort=False)["seed"].unique()
+    for size, seeds in seeds_by_size.items():
+        cells = [(size, rule, seed) for rule in rules for seed in seeds]
+        missing += [
+            f"{size} {rule} seed {seed}" for _, rule, seed in cells if (size, rule, seed) not in planned
+        ]
+    gate.check("missing", missing, f"{len(missing)} of {len(chosen)} trials have no record")
+    keep = ["finished"]
+    for status, has in (
+        ("failed", "failed"),
+        ("diverged", "diverged"),
+        ("unfinished", "end before their schedule"),
+    ):
+        names = list(chosen.loc[chosen["status"] == status, "trial"])
+        gate.check(status, names, f"{len(names)} of {len(chosen)} trials {has}")
     if "unfinished" in gate.allow:
-        chosen.loc[chosen["status"] == "unfinished", "status"] = "finished"
+        keep.append("unfinished")
+    return chosen[chosen["status"].isin(keep)]
 
 
 def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: _Gate) -> None:
