@@ -1,7 +1,7 @@
 """Typed, frozen, validated configuration of a sweep: which study, and how to launch it.
 
-YAML comes in through `attnres.compose`, as for a single trial; every mistake is a ConfigError that names field and
-value. A study is data: what its trials resolve to is `sweeps.study`.
+YAML comes in through `attnres.compose`, as for a single trial; every mistake is a ConfigError that names field
+and value. A study is data: what its trials resolve to is `sweeps.study`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnres.compose import compose_mapping, group_options
 from attnres.config import NAME_PATTERN, build
 from attnres.errors import ConfigError, UserError
 
-# What a study sets by other means than an override; writing it as one would break the comparison or hide an axis.
+# What a study sets by other means than an override; as an override it would break the comparison.
 _SET_BY_STUDY = {
     "model": "choose sizes with study.sizes=[...]",
     "residual": "choose rules with study.rules=[...]",
@@ -254,7 +254,7 @@ def _check_values(field: str, values: Sequence[Any]) -> None:
 def _merge(
     study: Sequence[str], command: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """The command line wins: over the same key, and with a group's choice over what the study set inside the group."""
+    """The command line wins: over the same key, and by choosing a group over all that the study set in it."""
     given = {_key(word) for word in command}
     chosen = given & groups.keys()
     kept = [word for word in study if _key(word) not in given and _key(word).partition(".")[0] not in chosen]

@@ -1,7 +1,7 @@
 """Study -> trials: the grid of a study, resolved once against its corpus.
 
-Pure but for packing the corpus on first use: nothing is launched here. A trial's id is the hash of everything that can
-change its numbers, so the same study planned twice is the same trials.
+Pure but for packing the corpus on first use: nothing is launched here. A trial's id is the hash of everything
+that can change its numbers, so the same study planned twice is the same trials.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _check_distinct(trials: Sequence[PlannedTrial]) -> None:
 def check_comparable(trials: Sequence[PlannedTrial]) -> None:
     """Trials that are compared differ only in the rule, and seeds of a cell only in the seed.
 
-    A config file may set keys outside its own group; here that is caught. Raises ConfigError with the first such key.
+    A config file may set keys outside its own group; here that is caught. Raises ConfigError with the first one.
     """
     references: dict[tuple[Any, ...], PlannedTrial] = {}
     for planned in trials:
@@ -203,7 +203,8 @@ def check_comparable(trials: Sequence[PlannedTrial]) -> None:
         mine, theirs = comparison_key(planned), comparison_key(reference)
         for key, value in mine.items():
             if theirs.get(key) != value:
-                why = f"has {key}={value!r} where {reference.cell} has {theirs.get(key)!r}; only the rule may differ"
+                other = f"{reference.cell} has {theirs.get(key)!r}"
+                why = f"has {key}={value!r} where {other}; only the rule may differ"
                 raise ConfigError("study.rules", planned.cell, why)
 
 
