@@ -1,12 +1,33 @@
-"""Packed corpora: interface (the data helper fills this in)."""
+"""Open the packed corpus of a configuration, packing it first if the cache has none.
+
+`python -m attnres.data.corpus data=text_files data.path=FOLDER` shows a corpus: where it is, how large it is
+and what was left out.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from attnres.cli import help_text, reject_options, run_command, take_flag, wants_help
+from attnres.compose import compose_trial
 from attnres.config import DataConfig
+from attnres.data import sampler
+from attnres.data.cache import build_folder, build_lock, cache_root, publish, using
+from attnres.data.documents import Source, describe_left_out
+from attnres.data.packing import FORMAT, MANIFEST_FILE, REPORT_FILE, SPLITS, Progress, pack, token_file
+from attnres.data.python_source import PythonSource
+from attnres.data.text_files import TextFiles
+from attnres.data.tokenizer import TOKEN_DTYPE
+from attnres.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -14,14 +35,202 @@ class PackedCorpus:
     """A tokenized, split and packed corpus in the cache folder."""
 
     folder: Path
-    fingerprint: str  # of content, split and tokenizer; every record carries it
-    validation_fingerprint: str  # of the validation tokens that are read
+    fingerprint: str  # of documents, split and tokenizer; equal wherever the same documents are packed
+    # Of the validation tokens that an evaluation reads, "<windows>x<context>:<hash>"; "whole split:<hash>" if
+    # the corpus was opened without a context.
+    validation_fingerprint: str
     vocabulary: int
     train_tokens: int
     validation_tokens: int  # in the validation split
-    report: Mapping[str, int]  # documents, duplicates, empty, unreadable, ... counts
+    report: Mapping[str, int]  # documents, duplicate, empty, unreadable, ... counts
+
+    def train(self) -> npt.NDArray[np.uint16]:
+        """The training split, memory-mapped, [train_tokens]."""
+        return _map_tokens(self.folder, "train", self.train_tokens)
+
+    def validation(self) -> npt.NDArray[np.uint16]:
+        """The validation split, memory-mapped, [validation_tokens]."""
+        return _map_tokens(self.folder, "validation", self.validation_tokens)
+
+    def left_out(self) -> list[str]:
+        """One line for each kind of document that was left out; the report file names them."""
+        names = json.loads((self.folder / REPORT_FILE).read_text(encoding="utf-8"))["left_out"]
+        return describe_left_out(dict(self.report), names)
 
 
-def open_corpus(config: DataConfig) -> PackedCorpus:
-    """The packed corpus of this configuration; packs it first if the cache has none."""
-    raise NotImplementedError
+class _Damaged(Exception):
+    """A folder of the cache that is not what its manifest says."""
+
+
+def open_corpus(
+    config: DataConfig, context: int | None = None, progress: Progress | None = None
+) -> PackedCorpus:
+    """The packed corpus of this configuration; packs it first if the cache has none that is up to date.
+
+    With `context`, `validation_fingerprint` is that of the windows that `sampler.validation_windows` reads.
+    `progress` receives lines for people while a corpus is packed. Raises DataError for sources that are
+    missing or unusable, a split without documents, a validation split shorter than the context, and a cache
+    folder that cannot be used.
+    """
+    say: Progress = progress or (lambda line: None)
+    source = _source(config)
+    root = cache_root(config.cache_dir)
+    identity = source.identity()
+    folder = root / f"{config.corpus}-{_cache_key(identity, config)}"
+    with using(root):
+        manifest = _read(folder, progress)
+    if manifest is None:
+        with using(root), build_lock(root, say):
+            manifest = _read(folder, progress)  # another process may have built it while this one waited
+            if manifest is None:
+                say(f"packing {source.label} into {folder}")
+                with build_folder(root) as build:
+                    pack(source, config.validation_fraction, build, say)
+                    if source.identity() != identity:
+                        raise DataError(f"{source.label}: changed while it was packed; run again")
+                    publish(build, folder)
+                manifest = _manifest(folder)
+    return _opened(folder, manifest, config, context, say)
+
+
+def verify(corpus: PackedCorpus) -> None:
+    """Read the token files whole and compare them with the hashes in the manifest. Raises DataError."""
+    for split, expected in _manifest(corpus.folder)["splits"].items():
+        with open(token_file(corpus.folder, split), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected["sha256"]:
+            raise DataError(
+                f"{token_file(corpus.folder, split)}: damaged; remove {corpus.folder} to pack it again"
+            )
+
+
+def _source(config: DataConfig) -> Source:
+    if config.corpus == "python_source":
+        return PythonSource()
+    assert config.path is not None  # DataConfig has checked it
+    return TextFiles(config.path, config.text_field)
+
+
+def _cache_key(identity: Any, config: DataConfig) -> str:
+    key = [FORMAT, config.corpus, config.tokenizer, config.validation_fraction, identity]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(folder: Path, progress: Progress | None) -> dict[str, Any] | None:
+    """The manifest of a usable packed corpus, or None; a damaged one is None, with a warning."""
+    if not folder.exists():
+        return None
+    try:
+        return _manifest(folder)
+    except _Damaged as error:
+        message = f"{error}; packing again"
+        if progress is None:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        else:
+            progress(f"warning: {message}")
+        return None
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Read and check the manifest and the size of each token file. Raises _Damaged."""
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT or set(manifest["splits"]) != set(SPLITS):
+            raise _Damaged(f"{path}: unknown format")
+        for split in SPLITS:
+            file, size = token_file(folder, split), manifest["splits"][split]["size"]
+            if file.stat().st_size != size:
+                raise _Damaged(f"{file}: has {file.stat().st_size:,} bytes, its manifest says {size:,}")
+    except FileNotFoundError as error:
+        raise _Damaged(f"{error.filename}: is missing") from None
+    except (ValueError, KeyError, TypeError):
+        raise _Damaged(f"{path}: torn") from None
+    return manifest
+
+
+def _map_tokens(folder: Path, split: str, tokens: int) -> npt.NDArray[np.uint16]:
+    # A plain view of the map: indexing the subclass numpy.memmap is several times slower.
+    return np.memmap(token_file(folder, split), dtype=TOKEN_DTYPE, mode="r", shape=(tokens,)).view(np.ndarray)
+
+
+def _opened(
+    folder: Path, manifest: Mapping[str, Any], config: DataConfig, context: int | None, say: Progress
+) -> PackedCorpus:
+    tokens = {split: manifest["splits"][split]["tokens"] for split in SPLITS}
+    if context is None:
+        validation_fingerprint = f"whole split:{manifest['splits']['validation']['sha256'][:16]}"
+    else:
+        validation = _map_tokens(folder, "validation", tokens["validation"])
+        validation_fingerprint = _windows_fingerprint(validation, config.validation_tokens, context, say)
+    return PackedCorpus(
+        folder=folder,
+        fingerprint=manifest["fingerprint"],
+        validation_fingerprint=validation_fingerprint,
+        vocabulary=manifest["vocabulary"],
+        train_tokens=tokens["train"],
+        validation_tokens=tokens["validation"],
+        report=manifest["report"],
+    )
+
+
+def _windows_fingerprint(validation: npt.NDArray[np.uint16], asked: int, context: int, say: Progress) -> str:
+    """Hash of the tokens that an evaluation reads, in order, and the shape in which it reads them."""
+    windows = sampler.validation_order(len(validation), asked, context)
+    if len(windows) < asked // context:
+        say(
+            f"data.validation_tokens={asked}: the validation split has only {len(validation):,}; "
+            f"all {len(windows):,} windows of {context} are used"
+        )
+    rows = sampler.read_windows(validation, windows, context)
+    digest = hashlib.sha256(rows.astype(TOKEN_DTYPE).tobytes()).hexdigest()[:16]
+    return f"{len(windows)}x{context}:{digest}"
+
+
+_USAGE = """
+usage: python -m attnres.data.corpus [key=value ...] [--verify]
+
+Show a corpus: where it is packed, how large it is, and what was left out. It is packed first if needed.
+  --verify   read the token files whole and compare them with their hashes
+"""
+_EXAMPLES = (
+    "python -m attnres.data.corpus",
+    "python -m attnres.data.corpus data=text_files data.path=my_texts",
+    "python -m attnres.data.corpus data=text_files data.path=my.jsonl data.text_field=content",
+)
+
+
+def describe(corpus: PackedCorpus) -> str:
+    """The corpus in a few lines for people."""
+    splits = _manifest(corpus.folder)["splits"]
+    lines = [f"folder       {corpus.folder}", f"fingerprint  {corpus.fingerprint}"]
+    for name in SPLITS:
+        split = splits[name]
+        lines.append(
+            f"{name:12s} {split['documents']:,} documents, {split['tokens']:,} tokens "
+            f"({split['size'] / 1e6:,.1f} MB on disk)"
+        )
+    lines.append(f"evaluated    {corpus.validation_fingerprint}  (windows x context : hash)")
+    lines += corpus.left_out()
+    lines.append(f"report       {corpus.folder / REPORT_FILE}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    """`python -m attnres.data.corpus`; see --help."""
+    if wants_help(argv):
+        print(help_text(_USAGE, ["data", "model"], _EXAMPLES))
+        return 0
+    check_hashes = take_flag(argv, "--verify")
+    reject_options(argv)
+    config = compose_trial(argv)
+    corpus = open_corpus(config.data, config.model.context, print)
+    print(describe(corpus))
+    if check_hashes:
+        verify(corpus)
+        print("verified     the token files are what was packed")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main))
