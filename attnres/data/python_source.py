@@ -1,8 +1,8 @@
 """The embedded corpus: the Python source code that is on every machine this runs on.
 
 Two parts: the standard library without its test folders, and the .py files of the packages that this project
-requires, directly or through others. What it does not require (development tools, extras) and its own files are
-no part of the corpus, so installing a tool does not change it.
+requires, directly or through others. What it does not require (development tools, extras) and its own files
+are no part of the corpus, so installing a tool does not change it.
 """
 
 from __future__ import annotations
