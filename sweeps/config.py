@@ -1,7 +1,7 @@
 """Typed, frozen, validated configuration of a sweep: which study, and how to launch it.
 
-YAML comes in through `attnres.compose`, as for a single trial; every mistake is a ConfigError that names field
-and value. A study is data: what its trials resolve to is `sweeps.study`.
+YAML comes in through `attnres.compose`, as for a single trial. Every mistake is a ConfigError.
+A study is data: what its trials resolve to is `sweeps.study`.
 """
 
 from __future__ import annotations

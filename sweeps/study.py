@@ -195,7 +195,7 @@ def _check_distinct(trials: Sequence[PlannedTrial]) -> None:
 def check_comparable(trials: Sequence[PlannedTrial]) -> None:
     """Trials that are compared differ only in the rule, and seeds of a cell only in the seed.
 
-    A config file may set keys outside its own group; here that is caught. Raises ConfigError with the first one.
+    A config file may set keys outside its own group: that is a ConfigError, which names the first one.
     """
     references: dict[tuple[Any, ...], PlannedTrial] = {}
     for planned in trials:

@@ -1,0 +1,160 @@
+"""How long a trial takes on this machine: measured once per shape, kept in the cache folder.
+
+Each measurement is `python -m attnres.calibrate` in a process of its own, as many side by side as trials
+will run, so that what they take from each other is in the numbers. Records of the study's own finished
+trials are better still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attnres.config import to_mapping
+from attnres.data.cache import cache_root
+from attnres.errors import RecordError, UserError
+from attnres.record import RECORD_FILE, read_record, write_text_atomic
+from sweeps.study import PlannedTrial, Study
+
+_NOT_IN_SHAPE = {
+    "model": ("name", "learning_rate"),
+    "runtime": ("checkpoint_seconds", "progress", "log_every_steps"),
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Cost of one shape on this machine, in seconds."""
+
+    seconds_per_step: float
+    evaluation_seconds_per_window: float
+    startup_seconds: float
+
+    def trial_seconds(self, planned: PlannedTrial) -> float:
+        """Wall time of the whole trial."""
+        steps = planned.trial.steps * self.seconds_per_step
+        return self.startup_seconds + steps + evaluation_windows(planned) * self.evaluation_seconds_per_window
+
+
+def evaluation_windows(planned: PlannedTrial) -> int:
+    """Validation windows that a trial reads: the whole set at its end, the first part of it before."""
+    trial = planned.trial
+    data, context = trial.config.data, trial.config.model.context
+    interim = (len(trial.evaluation_steps) - 1) * (data.interim_validation_tokens // context)
+    return interim + data.validation_tokens // context
+
+
+def known(study: Study) -> dict[str, Calibration]:
+    """Calibrations by cell, from finished records and the cache; nothing is measured."""
+    found = {}
+    for planned in study.trials:
+        if planned.cell not in found:
+            calibration = _from_record(planned) or _from_cache(planned, study.workers)
+            if calibration is not None:
+                found[planned.cell] = calibration
+    return found
+
+
+def calibrate(
+    study: Study, say: Callable[[str], None], config_dir: str | None = None
+) -> dict[str, Calibration]:
+    """Calibrations of all cells; what is not known is measured and kept."""
+    found = known(study)
+    missing = {planned.cell: planned for planned in study.trials if planned.cell not in found}
+    if not missing:
+        return found
+    shapes = {_key(planned, study.workers): planned for planned in missing.values()}
+    say(f"timing {len(shapes)} shapes on this machine ({study.workers} at once; --no-calibrate skips it)")
+
+    def measure(planned: PlannedTrial) -> Calibration:
+        calibration = _measure(planned, config_dir)
+        path = _path(planned, study.workers)
+        write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
+        say(f"  {planned.cell}: {calibration.seconds_per_step * 1000:.0f} ms a step")
+        return calibration
+
+    with ThreadPoolExecutor(study.workers) as pool:
+        measured = dict(zip(shapes, pool.map(measure, shapes.values()), strict=True))
+    return found | {cell: measured[_key(planned, study.workers)] for cell, planned in missing.items()}
+
+
+def makespan(seconds: Sequence[float], workers: int) -> float:
+    """Wall time of trials started in this order, each on the worker that is free first."""
+    free = [0.0] * workers
+    for duration in seconds:
+        heapq.heapreplace(free, free[0] + duration)
+    return max(free)
+
+
+def machine() -> dict[str, Any]:
+    """What makes this machine's times its own."""
+    return {"cpu": _processor(), "cores": os.cpu_count(), "torch": importlib.metadata.version("torch")}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _key(planned: PlannedTrial, workers: int) -> str:
+    """Hash of everything that changes the time of a step."""
+    mapping = to_mapping(planned.trial.config)
+    shape: dict[str, Any] = {group: mapping[group] for group in ("model", "residual", "runtime")}
+    for group, keys in _NOT_IN_SHAPE.items():
+        shape[group] = {key: value for key, value in shape[group].items() if key not in keys}
+    shape |= {"vocabulary": planned.trial.vocabulary, "device": planned.trial.device, "workers": workers}
+    return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _path(planned: PlannedTrial, workers: int) -> Path:
+    return cache_root(planned.trial.config.data.cache_dir) / "calibration" / f"{_key(planned, workers)}.json"
+
+
+def _from_cache(planned: PlannedTrial, workers: int) -> Calibration | None:
+    try:
+        return Calibration(**json.loads(_path(planned, workers).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None  # absent, torn or of an older version: measured again
+
+
+def _from_record(planned: PlannedTrial) -> Calibration | None:
+    """What this very trial took, if it has finished on this kind of processor."""
+    try:
+        record = read_record(planned.trial.folder / RECORD_FILE)
+    except RecordError:
+        return None
+    if record["status"] != "finished" or record["environment"].get("cpu") != _processor():
+        return None
+    timing: Mapping[str, Any] = record["timing"]
+    if timing["attempts"] != 1:
+        return None  # its times hold the attempts that were cut off
+    train, evaluation, wall = (timing[f"{part}_seconds"] for part in ("train", "evaluation", "wall"))
+    startup = max(0.0, wall - train - evaluation)
+    return Calibration(train / record["steps"], evaluation / max(1, evaluation_windows(planned)), startup)
+
+
+def _measure(planned: PlannedTrial, config_dir: str | None) -> Calibration:
+    command = [sys.executable, "-m", "attnres.calibrate", *planned.overrides, "--json"]
+    if config_dir:
+        command += ["--config-dir", config_dir]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).split("\n")[-1]
+        raise UserError(f"timing {planned.cell} failed: {said} (--no-calibrate skips it)")
+    numbers = json.loads(done.stdout.strip().split("\n")[-1])
+    return Calibration(**{name: numbers[name] for name in Calibration.__dataclass_fields__})

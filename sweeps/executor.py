@@ -1,0 +1,91 @@
+"""Where a trial runs. `Executor` is the seam: the launcher knows only these verbs, and the trial decides
+itself whether it is already done or being trained elsewhere.
+
+Locally a trial is a process of its own, forked from a server that has torch loaded: a killed trial costs only
+itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from typing import Protocol, TypeVar
+
+from sweeps.study import PlannedTrial
+from sweeps.trial_process import TRAINING_MODULE, Target, main, train_trial
+
+Handle = TypeVar("Handle")
+
+
+class Executor(Protocol[Handle]):
+    """Runs trials. A handle stands for one attempt at one trial."""
+
+    def submit(self, planned: PlannedTrial) -> Handle:
+        """Start an attempt; returns at once."""
+
+    def poll(self, handle: Handle) -> int | None:
+        """None while it runs; then its exit code, negative for the signal that ended it."""
+
+    def wait(self, handles: Iterable[Handle], seconds: float) -> None:
+        """Return when one of them may have ended, or after so many seconds."""
+
+    def stop(self, handle: Handle, force: bool = False) -> None:
+        """Ask the attempt to write a checkpoint and end; with force, end it and all that it started now."""
+
+    def close(self) -> None:
+        """End what the executor itself started. No attempt runs any more."""
+
+
+class LocalExecutor:
+    """A process per trial on this machine."""
+
+    def __init__(
+        self, threads: int, grace_seconds: float, target: Target = train_trial, preload: str = TRAINING_MODULE
+    ) -> None:
+        self.grace_seconds = grace_seconds
+        self.target = target
+        # Read by the numerical libraries when the fork server loads them.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[name] = str(threads)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([preload])
+
+    def submit(self, planned: PlannedTrial) -> ForkServerProcess:
+        arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)
+        process = self._context.Process(target=main, args=arguments, name=planned.trial.name)
+        process.start()
+        return process
+
+    def poll(self, handle: ForkServerProcess) -> int | None:
+        if handle.exitcode is not None:
+            _kill_group(handle)  # what it started and did not take along
+        return handle.exitcode
+
+    def wait(self, handles: Iterable[ForkServerProcess], seconds: float) -> None:
+        sentinels = [handle.sentinel for handle in handles]
+        if sentinels:
+            wait(sentinels, seconds)
+        else:
+            time.sleep(seconds)
+
+    def stop(self, handle: ForkServerProcess, force: bool = False) -> None:
+        if force:
+            _kill_group(handle)
+            handle.kill()
+        else:
+            handle.terminate()
+
+    def close(self) -> None:
+        """The fork server ends by itself with this process."""
+
+
+def _kill_group(process: ForkServerProcess) -> None:
+    assert process.pid is not None
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

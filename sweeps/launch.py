@@ -1,0 +1,101 @@
+"""`python -m sweeps.launch study=NAME`: run what has no finished record. Call it again to go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
+from sweeps.calibration import known
+from sweeps.executor import Executor, LocalExecutor
+from sweeps.live import StudyEta, Watch, open_watch
+from sweeps.plan import GROUPS, say, warnings
+from sweeps.runner import Interrupts, Progress, Runner, launch_order
+from sweeps.state import TrialState, read_state
+from sweeps.study import PlannedTrial, Study, load_study, write_study
+from sweeps.table import duration
+
+USAGE = """
+usage: python -m sweeps.launch study=NAME [key=value ...] [--config-dir DIR]
+
+Runs the trials of a study that have no finished record, each in a process of its own. One failure does not
+stop the others. Stop it at any moment, even with kill -9: the same command goes on from the last
+checkpoints. Two launches of one study at once share the work. Exit code 0: all trials have finished; 1:
+some failed or diverged.
+
+  study.KEY=VALUE   changes the study, launch.workers=N the number of trials at once, runs_dir=DIR the
+  place of records anything else     an override of every trial; `python -m sweeps.plan --help` has more
+"""
+EXAMPLES = (
+    "python -m sweeps.launch study=smoke",
+    "python -m sweeps.launch study=scaling_law launch.workers=4 tracking=none",
+    "python -m sweeps.launch study=mine --config-dir my_configs",
+)
+
+
+def launch(study: Study, executor: Executor[Any], watch: Watch, interrupts: Interrupts) -> Progress[Any]:
+    """Run a study's trials on an executor, watched. Writes study.json first."""
+    write_study(study)
+    settings = study.config.launch
+    runner = Runner(executor, watch, study.workers, settings.max_retries, settings.grace_seconds)
+    return runner.run(launch_order(study.trials), interrupts)
+
+
+def main(argv: list[str]) -> int:
+    if wants_help(argv):
+        print(help_text(USAGE, GROUPS, EXAMPLES))
+        return 0
+    config_dir = take_option(argv, "--config-dir")
+    reject_options(argv)
+    started = time.monotonic()
+    study = load_study(argv, config_dir, say)
+    for warning in warnings(study):
+        say(f"warning: {warning}")
+    executor = LocalExecutor(study.threads, study.config.launch.grace_seconds)
+    with Interrupts() as interrupts:
+        watch = open_watch(_eta(study), study.config.launch.report_seconds)
+        try:
+            launch(study, executor, watch, interrupts)
+        finally:
+            watch.close()
+    return report(study, time.monotonic() - started, interrupts.first)
+
+
+def report(study: Study, seconds: float, interrupted_by: int | None) -> int:
+    """Say where the study stands and what to do next; return the exit code."""
+    states = [(planned, read_state(planned.trial.folder)) for planned in study.trials]
+    finished = sum(state.state == "finished" for _, state in states)
+    print(
+        f"{finished} of {len(states)} trials finished, {duration(seconds)}. Records: {study.folder}{os.sep}"
+    )
+    bad = [(planned, state) for planned, state in states if state.state in ("failed", "diverged")]
+    _print_failures(bad)
+    if interrupted_by is not None:
+        print("stopped; the same command goes on from the checkpoints")
+        return 128 + interrupted_by
+    where = "" if study.config.runs_dir == "runs" else f" runs_dir={study.config.runs_dir}"
+    if finished:
+        print(f"next: python -m analysis.report study={study.name}{where}")
+    return 0 if finished == len(states) else 1
+
+
+def _print_failures(bad: Sequence[tuple[PlannedTrial, TrialState]]) -> None:
+    for planned, state in bad:
+        print(f"  {planned.trial.name}: {state.state}: {state.reason} ({planned.trial.folder})")
+
+
+def _eta(study: Study) -> StudyEta:
+    calibrations = known(study)
+    seconds = {
+        planned.trial.id: calibrations[planned.cell].trial_seconds(planned)
+        for planned in study.trials
+        if planned.cell in calibrations
+    }
+    return StudyEta(seconds, study.workers)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

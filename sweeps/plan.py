@@ -1,0 +1,206 @@
+"""`python -m sweeps.plan study=NAME`: what a study would run and what it costs on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from sweeps.calibration import Calibration, calibrate, known, makespan
+from sweeps.runner import launch_order
+from sweeps.state import TrialState, read_state
+from sweeps.study import PlannedTrial, Study, load_study
+from sweeps.table import duration, number, print_table
+
+USAGE = """
+usage: python -m sweeps.plan study=NAME [key=value ...] [--trials] [--json] [--no-calibrate] [--config-dir
+DIR]
+
+The table of a study's trials: parameters, tokens, FLOPs, steps, estimated minutes on this machine, and
+totals.
+
+  study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
+  study.axes.optim.beta2=[0.9,0.95] launch.workers=N  trials at once (default: cores / runtime.threads)
+  runs_dir=DIR      where records are (default: runs)
+  anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2
+  --trials          one row for each trial, instead of one for all seeds
+  --json            everything, for programs
+  --no-calibrate    no time estimates but those already known
+  --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
+"""
+EXAMPLES = (
+    "python -m sweeps.plan study=smoke",
+    "python -m sweeps.plan study=scaling_law study.seeds=[0] launch.workers=4",
+    "python -m sweeps.plan study=smoke budget=tokens budget.tokens=1e5 --json",
+)
+GROUPS = ("study", "model", "residual", "data", "optim", "schedule", "budget", "runtime", "tracking")
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A trial, what it costs and where it stands."""
+
+    planned: PlannedTrial
+    state: TrialState
+    seconds: float | None  # estimated wall time of the whole trial on this machine
+
+
+def plan_rows(study: Study, calibrations: Mapping[str, Calibration]) -> list[PlanRow]:
+    rows = []
+    for planned in study.trials:
+        calibration = calibrations.get(planned.cell)
+        seconds = calibration.trial_seconds(planned) if calibration else None
+        rows.append(PlanRow(planned, read_state(planned.trial.folder), seconds))
+    return rows
+
+
+def totals(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
+    """Sums over the study. Times in seconds, None where a trial's is not known."""
+    by_id = {row.planned.trial.id: row for row in rows}
+    ordered = [by_id[planned.trial.id] for planned in launch_order(study.trials)]
+    left = [row for row in ordered if not row.state.ended]
+    return {
+        "trials": len(rows),
+        "ended": len(rows) - len(left),
+        "tokens": sum(row.planned.trial.tokens for row in rows),
+        "flops": sum(row.planned.flops for row in rows),
+        "worker_seconds": _sum(rows),
+        "wall_seconds": _wall(ordered, study.workers),
+        "wall_seconds_left": _wall(left, study.workers),
+    }
+
+
+def plan_json(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
+    """The whole plan as plain data."""
+    return {
+        "study": study.name,
+        "folder": str(study.folder),
+        "workers": study.workers,
+        "threads": study.threads,
+        "totals": totals(study, rows),
+        "warnings": warnings(study),
+        "trials": [_trial_json(row) for row in rows],
+    }
+
+
+def warnings(study: Study) -> list[str]:
+    """Warnings of trials, each once, with the cells that have it."""
+    cells: dict[str, list[str]] = {}
+    for planned in study.trials:
+        for warning in planned.trial.warnings:
+            cells.setdefault(warning, []).append(planned.cell)
+    return [f"{', '.join(dict.fromkeys(names))}: {warning}" for warning, names in cells.items()]
+
+
+def print_plan(study: Study, rows: Sequence[PlanRow], each: bool) -> None:
+    """The plan for people: one row for each cell, or with `each` for each trial."""
+    groups: dict[str, list[PlanRow]] = {}
+    for row in rows:
+        groups.setdefault(row.planned.trial.name if each else row.planned.cell, []).append(row)
+    axes = list(study.trials[0].axes)
+    columns = [
+        "size",
+        "rule",
+        *axes,
+        "seeds",
+        "parameters",
+        "tokens",
+        "steps",
+        "FLOPs",
+        "epochs",
+        "time",
+        "done",
+    ]
+    table = [_cells(group, axes) for group in groups.values()]
+    print_table(f"study {study.name}: {study.config.study.purpose}", columns, table, ["size", "rule"])
+    print(_summary(study, totals(study, rows)))
+    for warning in warnings(study):
+        print(f"warning: {warning}")
+
+
+def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
+    planned, trial = group[0].planned, group[0].planned.trial
+    ended = sum(row.state.ended for row in group)
+    return [
+        planned.size,
+        planned.rule,
+        *(str(planned.axes[key]) for key in axes),
+        ",".join(str(row.planned.seed) for row in group),
+        number(trial.counts.non_embedding_parameters),
+        number(trial.tokens),
+        f"{trial.steps:,}",
+        number(planned.flops),
+        f"{trial.epochs:.2f}",
+        duration(group[0].seconds),
+        "yes" if ended == len(group) == 1 else f"{ended}/{len(group)}",
+    ]
+
+
+def _summary(study: Study, total: Mapping[str, Any]) -> str:
+    trials = f"{total['trials']} trials ({total['ended']} done), {number(total['tokens'])} tokens"
+    where = f"{study.workers} at once, {study.threads} threads each"
+    line = f"{trials}, {total['flops']:.3g} FLOPs; {where}: about {duration(total['wall_seconds'])}"
+    if total["ended"]:
+        line += f", {duration(total['wall_seconds_left'])} left"
+    return f"{line}. Parameters are without embedding and unembedding; time is of one trial."
+
+
+def _trial_json(row: PlanRow) -> dict[str, Any]:
+    planned, trial = row.planned, row.planned.trial
+    return {
+        "id": trial.id,
+        "name": trial.name,
+        "size": planned.size,
+        "rule": planned.rule,
+        "seed": planned.seed,
+        "axes": dict(planned.axes),
+        "parameters": {
+            "non_embedding": trial.counts.non_embedding_parameters,
+            "total": trial.counts.total_parameters,
+        },
+        "tokens": trial.tokens,
+        "steps": trial.steps,
+        "flops": planned.flops,
+        "epochs": trial.epochs,
+        "seconds": row.seconds,
+        "state": row.state.state,
+        "folder": str(trial.folder),
+    }
+
+
+def _sum(rows: Sequence[PlanRow]) -> float | None:
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    return sum(seconds) if len(seconds) == len(rows) else None
+
+
+def _wall(rows: Sequence[PlanRow], workers: int) -> float | None:
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    return makespan(seconds, workers) if len(seconds) == len(rows) else None
+
+
+def say(line: str) -> None:
+    """Notes go to stderr: stdout is the table or the JSON."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str]) -> int:
+    if wants_help(argv):
+        print(help_text(USAGE, GROUPS, EXAMPLES))
+        return 0
+    config_dir = take_option(argv, "--config-dir")
+    as_json, each, skip = (take_flag(argv, name) for name in ("--json", "--trials", "--no-calibrate"))
+    reject_options(argv)
+    study = load_study(argv, config_dir, say)
+    rows = plan_rows(study, known(study) if skip else calibrate(study, say, config_dir))
+    if as_json:
+        print(json.dumps(plan_json(study, rows), indent=1))
+    else:
+        print_plan(study, rows, each)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,82 @@
+"""The child's side of a launch: what runs in a trial's own process, around the training.
+
+Imports no torch itself: the fork server has already loaded it (see `sweeps.executor`), so a trial starts
+fast.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from attnres.data.corpus import PackedCorpus
+from attnres.errors import UserError
+from attnres.lock import TrialBusy
+from attnres.trial import Trial
+
+TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
+LOG_FILE = "log.txt"
+EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
+
+# What a trial's process calls; it returns the process' exit code. Must be importable by name in the child.
+Target = Callable[[Trial, PackedCorpus], int]
+
+
+def train_trial(trial: Trial, corpus: PackedCorpus) -> int:
+    """Train for real. Exit codes: 0 finished, 3 diverged, 1 failed, 2 user error, 143 and 130 preempted."""
+    return int(importlib.import_module(TRAINING_MODULE).run_trial(trial, corpus))
+
+
+def main(target: Target, trial: Trial, corpus: PackedCorpus, grace_seconds: float) -> None:
+    """Run `target` as the whole of this process, and end with its exit code."""
+    # A session of its own: Ctrl-C in the launcher's terminal reaches only the launcher, which then asks
+    # the trial to stop; and whatever the trial starts (W&B's service) can be ended with it.
+    os.setsid()
+    _redirect(trial.folder / LOG_FILE)
+    threading.Thread(target=_follow_launcher, args=(grace_seconds,), daemon=True).start()
+    print(f"--- {trial.name}: process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}", flush=True)
+    try:
+        code = target(trial, corpus)
+    except TrialBusy as error:
+        print(f"busy: {error}", file=sys.stderr)
+        code = EXIT_BUSY
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    finally:
+        atexit._run_exitfuncs()  # a forked process skips them; W&B's ends its service there
+    sys.exit(code)
+
+
+def _redirect(log: Path) -> None:
+    """stdin from nowhere (nothing may wait for an answer), stdout and stderr to the trial's log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(nowhere, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nowhere)
+    os.close(output)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _follow_launcher(grace_seconds: float) -> None:
+    """When the launcher is gone, however it went, stop as if asked to: save, and leave nothing behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    print("the launcher is gone; stopping", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_seconds)
+    os.killpg(os.getpid(), signal.SIGKILL)
