@@ -22,6 +22,7 @@ from attnres.errors import ConfigError, RecordError, UserError
 from attnres.record import RECORD_FILE, read_record
 
 STUDY_FILE = "study.json"
+LEARNING_RATE = "optim.learning_rate"
 NAMED_OFFENDERS = 6  # a line names this many and counts the rest
 
 # What `--allow` can let pass, and what is then done.
@@ -44,7 +45,7 @@ class StudyError(UserError):
 class StudyData:
     """A study's records, checked. `table` has one row per compared trial, with the columns of `record_row`.
 
-    `every` also has the trials that `where` left out, for the table of learning rates.
+    `tuned` also has the trials with another learning rate, where the study has several, on the same data.
     """
 
     name: str
@@ -57,7 +58,7 @@ class StudyData:
     too_small: bool | str
     convention: str
     table: pd.DataFrame
-    every: pd.DataFrame
+    tuned: pd.DataFrame
     where: Mapping[str, str]
     allowed: tuple[str, ...]  # as given
     let_pass: tuple[str, ...]  # what was in fact let pass, by name
@@ -103,7 +104,7 @@ def load_study(
         too_small=plan.get("too_small") or False,
         convention=convention,
         table=usable.reset_index(drop=True),
-        every=every[every["status"] == "finished"].reset_index(drop=True),
+        tuned=_tuned(every, usable, where or {}, study),
         where=dict(where or {}),
         allowed=tuple(allow),
         let_pass=tuple(gate.let_pass),
@@ -272,6 +273,22 @@ def _select(every: pd.DataFrame, where: Mapping[str, str], study: str) -> pd.Dat
             f"study={study}: planned twice for one size, rule, seed: {name_some(list(repeated['trial']))}"
         )
     return chosen
+
+
+def _tuned(every: pd.DataFrame, usable: pd.DataFrame, where: Mapping[str, str], study: str) -> pd.DataFrame:
+    """Usable trials plus those that differ from them in the learning rate only."""
+    if f"axis:{LEARNING_RATE}" not in every.columns:
+        return usable.reset_index(drop=True)
+    others = {key: value for key, value in where.items() if key != LEARNING_RATE}
+    rows = every[every["status"] == "finished"]
+    for key, text in others.items():
+        rows = rows[[_same_value(value, text) for value in rows[f"axis:{key}"]]]
+    for column in ("data_fingerprint", "validation_fingerprint"):
+        rows = rows[rows[column].isin(usable[column])]
+    rows = rows[~rows["id"].isin(usable["id"])]
+    both = pd.concat([usable, rows], ignore_index=True)
+    _check_losses(both, study)
+    return both
 
 
 def _same_value(value: Any, text: str) -> bool:

@@ -1,0 +1,114 @@
+"""How the multiplier moves with choices that a careful reader may have made otherwise.
+
+Rows: FLOP convention x floor x learning rate (shared, or each arm's own best) x seeds (all, or one at a
+time).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
+from analysis.laws import FitError
+from analysis.load import LEARNING_RATE
+from attnres.counts import CONVENTIONS
+
+FLOOR_FRACTIONS = (0.0, 0.25, 0.5, 0.75)  # of the lowest loss in the table
+SHARED, OWN_BEST = "shared", "own best"
+ALL_SEEDS = "all"
+
+
+@dataclass(frozen=True)
+class SensitivityRow:
+    """m under one combination of choices; numbers are None and `note` says why where there is no answer."""
+
+    rule: str
+    convention: str
+    floor: float  # nats, assumed
+    learning_rate: str
+    seeds: str
+    multiplier: float | None
+    ci_low: float | None
+    ci_high: float | None
+    alpha: float | None
+    changed: tuple[str, ...]  # choices that differ from the headline's
+    note: str = ""
+
+
+def sensitivity(
+    table: pd.DataFrame,
+    tuned: pd.DataFrame,
+    baseline: str,
+    rule: str,
+    convention: str,
+    *,
+    confidence: float = DEFAULT_CONFIDENCE,
+) -> list[SensitivityRow]:
+    """All combinations, the headline first. `table` and `tuned` have columns compute_<convention>."""
+    arms = table[table["rule"].isin((baseline, rule))]
+    lowest = float(arms["loss"].min())
+    floors = [fraction * lowest for fraction in FLOOR_FRACTIONS]
+    rates = learning_rate_tables(arms, tuned[tuned["rule"].isin((baseline, rule))])
+    seeds = [ALL_SEEDS, *map(str, sorted(set(arms["seed"])))]
+    conventions = [convention, *(name for name in CONVENTIONS if name != convention)]
+    if len(seeds) == 2:  # one seed is all seeds
+        seeds = seeds[:1]
+    rows = []
+    for (rate, rate_table), seed in itertools.product(rates.items(), seeds):
+        chosen = rate_table if seed == ALL_SEEDS else rate_table[rate_table["seed"].astype(str) == seed]
+        for name, floor in itertools.product(conventions, floors):
+            choices = {
+                "convention": (name, convention),
+                "floor": (floor, 0.0),
+                "learning_rate": (rate, SHARED),
+                "seeds": (seed, ALL_SEEDS),
+            }
+            changed = tuple(key for key, (value, headline) in choices.items() if value != headline)
+            rows.append(_row(chosen, baseline, rule, name, floor, rate, seed, changed, confidence))
+    return rows
+
+
+def _row(
+    table: pd.DataFrame,
+    baseline: str,
+    rule: str,
+    convention: str,
+    floor: float,
+    rate: str,
+    seed: str,
+    changed: tuple[str, ...],
+    confidence: float,
+) -> SensitivityRow:
+    arms = table.assign(compute=table[f"compute_{convention}"])
+    try:
+        m = paired_multiplier(arms, baseline, rule, floor=floor, confidence=confidence)
+    except FitError as error:
+        return SensitivityRow(
+            rule, convention, floor, rate, seed, None, None, None, None, changed, str(error)
+        )
+    return SensitivityRow(
+        rule, convention, floor, rate, seed, m.multiplier, m.ci_low, m.ci_high, m.alpha, changed
+    )
+
+
+def learning_rate_tables(table: pd.DataFrame, tuned: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
+    """The shared rate's table; and, where several rates were run, each arm's own best and every single rate.
+
+    The own best rate of a size x rule is the one with the lowest mean loss, so its loss is a little too
+    good; a size at which only one rate was run keeps it.
+    """
+    tables = {SHARED: table}
+    column = f"axis:{LEARNING_RATE}"
+    if column not in tuned.columns or tuned[column].nunique() < 2:
+        return tables
+    means = tuned.groupby(["size", "rule", column])["loss"].mean().reset_index()
+    best = means.loc[means.groupby(["size", "rule"])["loss"].idxmin(), ["size", "rule", column]]
+    tables[OWN_BEST] = tuned.merge(best, on=["size", "rule", column])
+    for rate, rows in tuned.groupby(column):
+        if set(rows["id"]) != set(table["id"]):
+            tables[f"all at {rate:g}" if isinstance(rate, float) else f"all at {rate}"] = rows
+    return tables
