@@ -264,8 +264,8 @@ def _range(log_values: Array) -> tuple[float, float]:
 def _best_optimum(guesses: Array, data: _Scaled, objective: Objective) -> tuple[Array, Rows]:
     """theta [5] of the best optimum, and which rows of `guesses` [R, 5] lead to it.
 
-    A negligible floor becomes exactly none. Least absolute deviations are searched with Huber's penalty, whose
-    optimum is compared, and then solved exactly.
+    A negligible floor becomes exactly none. Least absolute deviations are searched with Huber's penalty,
+    whose optima are compared, and then solved exactly.
     """
     lad = objective.kind == "lad"
     problem = data.problem(objective, DEFAULT_HUBER_DELTA if lad else None)

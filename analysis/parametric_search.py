@@ -56,7 +56,7 @@ class Search:
 
 
 def fitted(theta: Array, x: Array, y: Array, log: bool) -> tuple[Array, Array]:
-    """Values [..., P] for theta [..., 5], and the derivatives of the value by z_1, z_2, z_3 as [3, ..., P]."""
+    """Values [..., P] for theta [..., 5], and their derivatives by z_1, z_2, z_3 as [3, ..., P]."""
     # The terms are the first axis: numpy adds whole arrays much faster than it reduces a short last axis.
     z = np.empty((3, *theta.shape[:-1], x.size))
     z[0] = theta[..., 0, None] - theta[..., 1, None] * x
