@@ -64,7 +64,7 @@ def compose_mapping(
             composed = compose(config_name, overrides=[*overrides, *extra])
         mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(_one_line(error, overrides)) from error
+        raise UserError(one_line(error, overrides)) from error
     assert isinstance(mapping, dict)
     return {str(key): value for key, value in mapping.items()}
 
@@ -104,7 +104,7 @@ def _check_grammar(override: str, key: str, value: str) -> None:
         raise ConfigError(key, value, "several values: add -m to run each, or write a list as [1,2]")
 
 
-def _one_line(error: Exception, overrides: Sequence[str]) -> str:
+def one_line(error: Exception, overrides: Sequence[str]) -> str:
     """Hydra's many-line message -> one line that names the field and, where the user gave it, the value."""
     text = re.sub(r"\s+", " ", str(error)).strip()
     given = dict(override.partition("=")[::2] for override in overrides)
