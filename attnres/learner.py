@@ -1,0 +1,122 @@
+"""A model, its optimizer and its schedule: everything that one optimizer step changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attnres.errors import ConfigError
+from attnres.model import Transformer
+from attnres.optim import learning_rate, make_optimizer
+from attnres.run_state import Diverged
+from attnres.trial import Trial
+
+Tokens = npt.NDArray[np.int64]  # [sequences, context]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss_nats: float  # mean over the batch, before the update
+    grad_norm: float  # global L2 norm before clipping
+    learning_rate: float
+
+
+class Learner:
+    """Built from a trial alone. `state` and `load_state` carry it through a checkpoint, bit for bit."""
+
+    def __init__(self, trial: Trial) -> None:
+        config = trial.config
+        if trial.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("runtime.device", config.runtime.device, "torch finds no CUDA device here")
+        torch.set_num_threads(config.runtime.threads)
+        self.trial = trial
+        self.device = torch.device(trial.device)
+        self.model = Transformer(config.model, config.residual, trial.vocabulary)
+        self.model.initialise(config.seed)
+        self.model.to(self.device)
+        self.model.checkpoint_activations = config.runtime.checkpoint_activations
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self._loss: Callable[..., Tensor] = self.model.loss
+        if config.runtime.compile:
+            self._loss = torch.compile(self.model.loss)
+        # Sequences per forward pass, of training and of evaluation.
+        self.microbatch_size = config.runtime.microbatch_size or config.model.batch_size
+
+    def step(self, step: int, inputs: Tokens, targets: Tokens) -> StepResult:
+        """Optimizer step number `step` (from 1) on one batch [batch_size, context].
+
+        Raises Diverged, before the parameters change, if the loss or the gradient is not finite.
+        """
+        optim = self.trial.config.optim
+        rate = learning_rate(
+            step, self.trial.steps, self.trial.warmup_steps, optim.learning_rate, self.trial.config.schedule
+        )
+        loss_nats = self.accumulate_gradients(inputs, targets).item()
+        if not math.isfinite(loss_nats):
+            raise Diverged(f"training loss is {loss_nats} at step {step}")
+        # With no limit the norm is still measured: it is logged, and it tells a divergence from a bad batch.
+        limit = math.inf if optim.grad_clip is None else optim.grad_clip
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        if not math.isfinite(grad_norm):
+            raise Diverged(f"gradient norm is {grad_norm} at step {step}")
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss_nats, grad_norm, rate)
+
+    def accumulate_gradients(self, inputs: Tokens, targets: Tokens) -> Tensor:
+        """Gradients of the mean loss of a batch, microbatch by microbatch; returns that loss (nats, scalar).
+
+        Microbatches are of one size (the configuration sees to it), so the mean of their means is the mean.
+        """
+        total = torch.zeros((), device=self.device)
+        share = self.microbatch_size / len(inputs)
+        for start in range(0, len(inputs), self.microbatch_size):
+            part = slice(start, start + self.microbatch_size)
+            with self._precision():
+                loss = self._loss(self._move(inputs[part]), self._move(targets[part])) * share
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def warm_up(self, inputs: Tokens, targets: Tokens) -> None:
+        """Compile forward and backward outside the clock; leaves parameters and gradients as they were."""
+        self.accumulate_gradients(inputs, targets)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def window_losses(
+        self, inputs: Tokens, targets: Tokens, after_each: Callable[[], None] = lambda: None
+    ) -> npt.NDArray[np.float64]:
+        """Mean loss in nats per token of each window; shape [windows]. `after_each` runs after each batch."""
+        losses = []
+        for start in range(0, len(inputs), self.microbatch_size):
+            part = slice(start, start + self.microbatch_size)
+            with self._precision():
+                loss_BT = self._loss(self._move(inputs[part]), self._move(targets[part]), reduction="none")
+            losses.append(loss_BT.double().mean(dim=1).cpu().numpy())
+            after_each()
+        return np.concatenate(losses)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        bfloat16 = self.trial.config.runtime.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+
+    def _move(self, tokens: Tokens) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(tokens)).to(self.device)

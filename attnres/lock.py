@@ -1,0 +1,72 @@
+"""One process per trial: an advisory lock on the trial's folder. Torch-free.
+
+The kernel drops the lock when its holder ends, however it ends, so a killed trial leaves nothing to clean up.
+The lock file itself stays: removing it would let two processes lock two different files of the same name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from attnres.errors import UserError
+
+LOCK_FILE = "lock"
+
+
+class TrialBusy(UserError):
+    """Another process is training this trial. `pid` is 0 if that process has not yet written its number."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        super().__init__(f"{folder}: process {pid or '(starting)'} is already training this trial")
+        self.pid = pid
+
+
+class TrialLock:
+    """Context manager that holds `<folder>/lock`; entering raises TrialBusy if another process holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handle = -1
+
+    def __enter__(self) -> TrialLock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not inherited by programs that are started meanwhile (W&B's): they must not keep a dead trial
+        # locked.
+        handle = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 32).strip()
+            os.close(handle)
+            raise TrialBusy(self.folder, int(holder) if holder.isdigit() else 0) from None
+        except BaseException:
+            os.close(handle)
+            raise
+        self._handle = handle
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+        self._handle = -1
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether some process is training the trial of this folder at this moment."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

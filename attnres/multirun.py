@@ -1,0 +1,79 @@
+"""`-m` and Hydra's other flags: the same trials through Hydra's own command line. Torch-free.
+
+Hydra hands the composed configuration to the task; from there on it is the ordinary path. Its basic launcher
+ends a sweep at the first exception, so the task keeps none: each trial's exit code is noted, and only a stop
+signal ends the sweep. For grids that matter use `python -m sweeps.launch`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attnres.cli import EXIT_USER_ERROR
+from attnres.compose import config_dir, one_line
+from attnres.config import TrialConfig, build_trial_config
+from attnres.errors import UserError
+
+FLAGS = (
+    "-m --multirun -c --cfg --resolve -p --package -i --info -s --shell_completion -sc --shell-completion "
+    "--hydra-help --version --experimental-rerun -cn --config-name -r --run"
+).split()
+STOPPED = (130, 143)
+
+
+def wants_hydra(argv: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] in FLAGS for word in argv)
+
+
+def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
+    """Hydra's command line with `run` as the task of each trial; the worst exit code of all trials."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    codes: list[int] = []
+
+    def task(composed: Any) -> int:
+        mapping: Any = OmegaConf.to_container(composed, resolve=True)
+        code = _guarded(lambda: run(build_trial_config(mapping)))
+        codes.append(code)
+        if code in STOPPED:
+            raise SystemExit(code)
+        return code
+
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["attnres.train", *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hand us the exception itself, not many lines and an exit
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="trial")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(one_line(error, argv)) from error
+    finally:
+        sys.argv = before[0]
+        if before[1] is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+    if len(codes) > 1:
+        print(f"{len(codes)} trials: {', '.join(_count(codes))}")
+    return next((code for code in (1, EXIT_USER_ERROR, 3) if code in codes), 0)
+
+
+def _guarded(trial: Callable[[], int]) -> int:
+    """The exit code of a trial, with what went wrong printed: one failure never stops the rest."""
+    try:
+        return trial()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _count(codes: Sequence[int]) -> list[str]:
+    words = {0: "finished", 3: "diverged", 1: "failed", EXIT_USER_ERROR: "with a mistake in the settings"}
+    return [f"{codes.count(code)} {word}" for code, word in words.items() if code in codes]

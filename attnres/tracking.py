@@ -1,0 +1,238 @@
+"""Where a trial's numbers go: metrics.jsonl always, and W&B beside it, whose trouble costs nothing else.
+
+W&B facts that this file is built around (client 0.31): without a mode and a key, init asks on a terminal and
+waits for ever; log raises once its own process is gone; a full disk loses its rows in silence; without finish
+the next trial of the process writes into the old run. Its client is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from attnres.config import to_mapping
+from attnres.errors import UserError
+from attnres.metrics import MetricsFile
+from attnres.notice import warn
+from attnres.trial import Trial
+
+# WANDB_MODE as the user may write it -> what this project calls it. "dryrun" and "run" are W&B's old names.
+MODES = {
+    "online": "online",
+    "run": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+FOLDER_VARIABLES = {"WANDB_CACHE_DIR": "cache", "WANDB_DATA_DIR": "data", "WANDB_CONFIG_DIR": "config"}
+SECONDS_BETWEEN_FLUSHES = 15.0  # W&B's own interval
+PROBE_BYTES = 256 * 1024  # a run file buffers 32 kB blocks; with less room than some of them, rows are lost
+FINISH_TIMEOUT_SECONDS = 120.0  # an upload that hangs at the end must not hold up the next trial
+
+
+class Tracking:
+    """metrics.jsonl and the W&B run of one attempt at a trial."""
+
+    def __init__(self, trial: Trial, folder: Path, attempt: int, resume: Mapping[str, Any] | None) -> None:
+        self.metrics = MetricsFile(folder, resume)
+        self._wandb = open_wandb(trial, folder, attempt)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """One row, as `attnres.metrics` describes it."""
+        self.metrics.write(row)
+        if self._wandb:
+            self._wandb.log(row)
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Close both. `summary` is what W&B shows of the run in tables; exit code 0 means finished."""
+        self.metrics.close()
+        if self._wandb:
+            self._wandb.finish(summary, exit_code)
+
+
+class WandbRun:
+    """A W&B run that stops at its first trouble, with one warning. Local files never depend on it."""
+
+    def __init__(self, run: Any, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        self._probed = time.monotonic()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        if self._run is None:
+            return
+        values = {name: value for name, value in row.items() if name not in ("kind", "step")}
+        prefix = {"train": "train/", "evaluation": "validation/"}.get(row["kind"], "")
+        named = {key if key in ("tokens", "flops") else prefix + key: value for key, value in values.items()}
+        try:
+            with _quiet_logging():
+                if time.monotonic() - self._probed > SECONDS_BETWEEN_FLUSHES:
+                    self._probed = time.monotonic()
+                    probe(self._folder)
+                # Rows of one step, such as its training and its evaluation, become one row.
+                self._run.log(named, step=row["step"])
+        except Exception as error:  # whatever ails W&B, the training is worth more
+            self._give_up(error)
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        if self._run is None:
+            return
+        try:
+            with _quiet_logging():
+                probe(self._folder)
+                self._run.summary.update(dict(summary))
+                self._run.finish(exit_code=exit_code)
+        except Exception as error:
+            self._give_up(error)
+        self._run = None
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = None
+        warn(f"W&B: {_reason(error)}: its run ends here; metrics.jsonl and record.json go on")
+        tear_down()
+
+
+def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
+    """The W&B run of a trial in the mode that the environment and the configuration ask for, or None.
+
+    Raises UserError for a WANDB_MODE that does not exist; all other trouble is a warning, and the mode falls
+    from online to offline, from offline to none.
+    """
+    mode = choose_mode(trial.config.tracking.wandb)
+    if mode == "online" and not has_key():
+        warn("W&B: no API key (WANDB_API_KEY or `wandb login`): writing offline files instead")
+        mode = "offline"
+    for tried in {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}[mode]:
+        try:
+            with _quiet_logging():
+                return _init(trial, folder, attempt, tried)
+        except Exception as error:
+            otherwise = "writing offline files instead" if tried == "online" else "going on without W&B"
+            warn(f"W&B ({tried}): {_reason(error)}: {otherwise}")
+            tear_down()
+    return None
+
+
+def choose_mode(configured: str) -> str:
+    """ "online", "offline" or "disabled": the user's WANDB_MODE wins over the configuration."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes"):
+        return "disabled"
+    wanted = os.environ.get("WANDB_MODE") or configured
+    if wanted not in MODES:
+        raise UserError(f"WANDB_MODE={wanted}: one of {', '.join(MODES)}")
+    return MODES[wanted]
+
+
+def has_key() -> bool:
+    """Whether W&B would find credentials without asking: in the environment or in the netrc file."""
+    if any(os.environ.get(name) for name in KEY_VARIABLES):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        try:
+            if path and netrc.netrc(os.path.expanduser(path)).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):  # absent or unreadable: no key there
+            continue
+    return False
+
+
+def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
+    config, environment = trial.config, os.environ
+    root = Path(environment.get("WANDB_DIR", folder))
+    (root / "wandb").mkdir(parents=True, exist_ok=True)
+    probe(root / "wandb")
+    for variable, name in FOLDER_VARIABLES.items():
+        environment.setdefault(variable, str((folder / "wandb" / name).resolve()))
+
+    import wandb
+
+    settings: dict[str, Any] = {
+        "console": "off",  # captured output would be a second, worse metrics file
+        "silent": True,
+        "disable_code": True,
+        "init_timeout": config.tracking.init_timeout_seconds,
+        "finish_timeout": FINISH_TIMEOUT_SECONDS,
+        "x_disable_stats": trial.device == "cpu",  # sampling costs a share of the one thread that trains
+    }
+    settings = {key: value for key, value in settings.items() if f"WANDB_{key.upper()}" not in environment}
+    known = wandb.Settings.model_fields
+    # Offline files cannot be resumed: every attempt is a run of its own. `config.trial_id` joins them, the
+    # latest wins.
+    run_id = trial.id if attempt == 1 or mode == "online" else f"{trial.id}-{attempt}"
+    ours: dict[str, tuple[str, Any]] = {
+        "WANDB_PROJECT": ("project", config.tracking.project),
+        "WANDB_ENTITY": ("entity", config.tracking.entity),
+        "WANDB_RUN_GROUP": ("group", config.study_name),
+        "WANDB_JOB_TYPE": ("job_type", config.model.name),
+        "WANDB_TAGS": ("tags", list(config.tracking.tags)),
+    }
+    arguments: dict[str, Any] = {"mode": mode}
+    arguments |= {
+        argument: value for variable, (argument, value) in ours.items() if variable not in environment
+    }
+    run = wandb.init(
+        dir=str(root),
+        id=run_id,
+        name=trial.name,
+        resume="allow" if mode == "online" else None,
+        config={**to_mapping(config), "trial_id": trial.id, "attempt": attempt},
+        settings=wandb.Settings(**{key: value for key, value in settings.items() if key in known}),
+        reinit="finish_previous",
+        **arguments,
+    )
+    run.define_metric("tokens")
+    run.define_metric("*", step_metric="tokens")
+    return WandbRun(run, root / "wandb")
+
+
+def probe(folder: Path) -> None:
+    """Raise OSError if the folder has no room for W&B's next rows: the client drops them in silence."""
+    path = folder / f".room-{os.getpid()}"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, PROBE_BYTES)
+    finally:
+        os.close(handle)
+        path.unlink(missing_ok=True)
+
+
+def tear_down() -> None:
+    """Forget W&B's process, so that a later trial of this process gets a living one."""
+    try:
+        import wandb
+
+        with _quiet_logging():
+            wandb.teardown(exit_code=1)
+    except Exception:  # it is gone already, which is why we are here; a warning has been printed
+        return
+
+
+def _reason(error: Exception) -> str:
+    """One line, without whatever secrets a client may put into its messages."""
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    for name in KEY_VARIABLES:
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    return text[:200]
+
+
+@contextmanager
+def _quiet_logging() -> Iterator[None]:
+    """W&B's log handlers print a traceback for every line that a full disk refuses; one warning of ours is
+    enough.
+    """
+    before = logging.raiseExceptions
+    logging.raiseExceptions = False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = before

@@ -1,0 +1,217 @@
+"""Train one model: `python -m attnres.train model=cpu_50k residual=attnres_block seed=1`; --help says more.
+
+Everything of a run is in its folder, runs_dir/study_name/<trial id>. The record is written when the trial has
+ended (finished, diverged or failed); until then the checkpoint lets any later run of the same command
+continue it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from attnres import multirun
+from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
+from attnres.compose import compose_trial
+from attnres.config import TrialConfig
+from attnres.data import sampler
+from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.evaluate import evaluation_row, open_validation, summarise
+from attnres.folder import finished_record, prepare_folder
+from attnres.lock import TrialLock
+from attnres.notice import warn
+from attnres.outcome import make_record, summary
+from attnres.record import RECORD_FILE, write_record
+from attnres.reporting import Reporter
+from attnres.run_state import Diverged, RunState
+from attnres.status import StatusFile
+from attnres.stop import Preempted, StopSignals
+from attnres.trial import Trial, resolve
+
+EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 3}
+
+
+def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
+    """Train a trial, from its checkpoint if it has one, and return its record (finished or diverged).
+
+    A trial that has such a record already is not trained again. Raises TrialBusy if another process trains
+    it, Preempted after a signal and a checkpoint; any other exception leaves a record with status failed,
+    which does not stop a later run.
+    """
+    with TrialLock(trial.folder), StopSignals() as signals:
+        if done := finished_record(trial.folder):
+            return done
+        prepare_folder(trial)
+        status, state = StatusFile(trial.folder, trial.steps), RunState()
+        try:
+            record = _train(trial, corpus, state, status, signals)
+        except Preempted as error:
+            status.end("preempted", str(error), step=state.step)
+            raise
+        except Exception as error:
+            _record_failure(trial, corpus, state, status, error)
+            raise
+        loss_nats = record["validation"]["loss_nats"] if record["validation"] else None
+        status.end(record["status"], record["reason"], step=state.step, loss_nats=loss_nats)
+        return record
+
+
+def _train(
+    trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, signals: StopSignals
+) -> dict[str, Any]:
+    """Start, the training loop, and the end. `state` fills as it goes, so that a failure can say how far it
+    came.
+    """
+    # Imported here: a mistyped setting, or a trial that is done already, must not wait for torch.
+    from attnres.checkpoint import Checkpoints, save_weights
+    from attnres.environment import describe
+    from attnres.learner import Learner
+
+    config, clock = trial.config, state.clock
+    with clock.measure("startup"):
+        state.environment = describe(trial)
+        learner = Learner(trial)
+        train_tokens, validation = corpus.train(), open_validation(trial, corpus)
+        checkpoints = Checkpoints(trial.folder, trial.id)
+        saved = checkpoints.load()
+        if saved:
+            learner.load_state(saved["learner"])
+            state.load(saved["run"])
+        reporter = Reporter(trial, state, status, saved["metrics"] if saved else None)
+
+    def batch() -> sampler.Batch:
+        model = config.model
+        return sampler.batch(train_tokens, config.seed, state.step, model.batch_size, model.context)
+
+    def evaluate(final: bool) -> None:
+        def after_each() -> None:
+            reporter.heartbeat()
+            signals.check()
+
+        with clock.measure("evaluation"):
+            inputs, targets = validation.part(final)
+            evaluation = summarise(learner.window_losses(inputs, targets, after_each), targets)
+        state.evaluations.append(evaluation_row(evaluation, state.step, state.step * trial.batch_tokens))
+        state.validation = vars(evaluation) if final else None
+        reporter.evaluation(state.evaluations[-1])
+
+    def save() -> None:
+        with clock.measure("checkpoint"):
+            metrics = reporter.metrics_state()
+            checkpoints.save({"learner": learner.state(), "run": state.to_dict(), "metrics": metrics})
+
+    with reporter:
+        if config.runtime.compile:
+            with clock.measure("startup"):
+                learner.warm_up(*batch())
+        saved_at = time.monotonic()
+        status_word, reason = "finished", None
+        try:
+            while True:
+                if state.step in trial.evaluation_steps and not state.evaluated(state.step):
+                    evaluate(final=state.step == trial.steps)
+                if state.step == trial.steps:
+                    break
+                signals.check()
+                with clock.measure_step():
+                    result = learner.step(state.step + 1, *batch())
+                    state.finish_step(result.loss_nats)
+                with clock.measure("train"):
+                    reporter.step(result)
+                if time.monotonic() - saved_at >= config.runtime.checkpoint_seconds:
+                    save()
+                    saved_at = time.monotonic()
+        except Diverged as error:
+            status_word, reason = "diverged", str(error)
+            reporter.diverged(reason)
+        except Preempted:
+            save()
+            raise
+        record = make_record(trial, corpus, state, status_word, reason, status)
+        record["timing"]["metrics_rows_missing"] = reporter.metrics_rows_missing
+        if config.runtime.keep_weights and status_word == "finished":
+            save_weights(trial, learner.model)
+        write_record(trial.folder, record)
+        checkpoints.remove()
+        reporter.outcome = summary(record), EXIT_CODES[status_word]
+        return record
+
+
+def _record_failure(
+    trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, error: Exception
+) -> None:
+    """A record with status failed. It has no results, and the next run of the trial replaces it."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        write_record(trial.folder, make_record(trial, corpus, state, "failed", reason, status))
+    except OSError as another:  # most likely the same trouble; the first error is the one to show
+        warn(f"{trial.folder / RECORD_FILE}: {another.strerror}: the failure could not be recorded")
+    status.end("failed", reason, step=state.step)
+
+
+def run(config: TrialConfig) -> int:
+    """Open the corpus, resolve, train, and say what came out. Returns the exit code of the trial."""
+    corpus = open_corpus(
+        config.data, config.model.context, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    trial = resolve(config, corpus)
+    for warning in trial.warnings:
+        warn(warning)
+    try:
+        record = train(trial, corpus)
+    except Preempted as error:
+        print(f"{trial.name}: {error} after a checkpoint; the same command continues", file=sys.stderr)
+        return error.exit_code
+    print(f"record: {trial.folder / RECORD_FILE}")
+    print(f"{trial.name}: {record['status']}{_result(record)}")
+    return EXIT_CODES[record["status"]]
+
+
+def _result(record: dict[str, Any]) -> str:
+    if record["validation"] is None:
+        return f": {record['reason']}"
+    validation = record["validation"]
+    error = validation["standard_error"]
+    spread = f" ± {error:.4f}" if error is not None else ""
+    return (
+        f", validation loss {validation['loss_nats']:.4f}{spread} nats per token, "
+        f"{validation['bits_per_byte']:.4f} bits per byte, after {record['tokens']:,} tokens"
+    )
+
+
+_USAGE = """
+usage: python -m attnres.train [key=value ...] [--config-dir DIR]
+       python -m attnres.train -m key=value1,value2 ...
+
+Train one model, or with -m every combination, one after the other in this process. A trial that has a record
+is not trained again; one that was stopped continues from its checkpoint. Exit code: 0 finished, 3 diverged, 2
+a mistake in the settings, 1 failed, 143 or 130 stopped by a signal after a checkpoint.
+
+  --config-dir DIR   a folder of your own with group/name.yaml files
+  -m, --multirun     several values per key; --cfg job, --info and Hydra's other flags work too (--hydra-help)
+"""
+_GROUPS = ("model", "residual", "data", "optim", "schedule", "budget", "runtime", "tracking")
+_EXAMPLES = (
+    "python -m attnres.train",
+    "python -m attnres.train model=cpu_100k residual=attnres_block residual.num_blocks=4 seed=1",
+    "python -m attnres.train budget=tokens budget.tokens=500_000 tracking=none",
+    "python -m attnres.train data=text_files data.path=my_texts",
+    "python -m attnres.train -m residual=prenorm,attnres_full seed=0,1",
+)
+
+
+def main(argv: list[str]) -> int:
+    """`python -m attnres.train`; see --help."""
+    if wants_help(argv):
+        print(help_text(_USAGE, _GROUPS, _EXAMPLES))
+        return 0
+    if multirun.wants_hydra(argv):
+        return multirun.run_hydra(argv, run)
+    extra_dir = take_option(argv, "--config-dir")
+    reject_options(argv)
+    return run(compose_trial(argv, extra_dir))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main))
