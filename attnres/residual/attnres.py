@@ -1,7 +1,8 @@
 """Attention Residuals (arXiv:2603.15031): each sublayer attends over depth to choose what it reads.
 
 Shapes: B sequences, T tokens, D channels, N sources, R reads that have a choice. Notation: v_0 is the
-embedding, v_i the output of sublayer i = 1..L, q and g a read's query and key gain. The code's `layer` is l - 1.
+embedding, v_i the output of sublayer i = 1..L, q and g a read's query and key gain. The code's `layer` is
+l - 1.
 
 Both rules start as pre-norm in effect: zero queries weigh all sources equally, the mixture is what pre-norm
 reads divided by the number of sources, and the pre-norm inside each sublayer removes the factor.
@@ -16,6 +17,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from attnres.depth_attention import DepthAttentionState
 from attnres.residual import specs
 from attnres.residual.rule import ResidualRule, ResidualState
 
@@ -59,8 +61,9 @@ class AttnRes(ResidualRule):
         nn.init.ones_(self.gains_RD)
 
     def start(self, embedding_BTD: Tensor) -> ResidualState:
-        assert self.implementation == "reference", self.implementation
-        return self.start_reference(embedding_BTD)
+        if self.implementation == "reference":
+            return self.start_reference(embedding_BTD)
+        return DepthAttentionState(self.queries_RD, self.gains_RD, self.block_size, self.eps, embedding_BTD)
 
     @abstractmethod
     def start_reference(self, embedding_BTD: Tensor) -> ResidualState:

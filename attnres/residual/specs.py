@@ -5,8 +5,9 @@ its cost), and a module of the same name in the family's file (its equation, in 
 `SPECS` is the closed list of rules.
 
 FLOPs of a rule are those of its equation, whatever implementation runs it: an addition of d channels is d; a
-dot product, a sum of squares or a term of a weighted sum is 2d (a multiply-add is two). Work that does not grow
-with d (softmax, scaling a logit by its key's norm) and work per parameter (gain times query) are not counted.
+dot product, a sum of squares or a term of a weighted sum is 2d (a multiply-add is two). Work that does not
+grow with d (softmax, scaling a logit by its key's norm) and work per parameter (gain times query) are not
+counted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class PreNorm(RuleSpec):
 class AttnRes(RuleSpec):
     """What both AttnRes rules share. Full is block with one sublayer per block."""
 
-    implementation: Literal["reference"]  # how it is computed; never what is computed
+    implementation: Literal["fused", "reference"]  # how it is computed; never what is computed
 
     def resolved_block_size(self, layers: int) -> int:
         """S: how many consecutive sublayers make one source."""
