@@ -132,7 +132,7 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
         number(trial.counts.non_embedding_parameters),
         number(trial.tokens),
         f"{trial.steps:,}",
-        number(planned.flops),
+        f"{planned.flops:.2e}",
         f"{trial.epochs:.2f}",
         duration(group[0].seconds),
         "yes" if ended == len(group) == 1 else f"{ended}/{len(group)}",

@@ -1,0 +1,94 @@
+"""What the tests of sweeps share: a small corpus, a tiny study, and things to run in a trial's process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from sweeps.study import Study, load_study
+
+WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma".split()
+
+STUDY = """
+name: tiny
+purpose: A study for tests.
+baseline: prenorm
+sizes: [tiny_a, tiny_b]
+rules: [prenorm, {rule: attnres_block, num_blocks: 2}]
+seeds: [0]
+overrides: [budget=tokens, budget.tokens=2560, tracking=none]
+"""
+SIZE = """
+name: {name}
+width: {width}
+depth: 2
+heads: 1
+head_width: null
+mlp_width: {width}
+context: 32
+batch_size: 2
+learning_rate: 4.0e-3
+tie_embeddings: false
+rope_base: 10000.0
+norm_eps: 1.0e-8
+"""
+
+
+def write_corpus(folder: Path) -> Path:
+    """Twenty small text files, the same on every machine."""
+    folder.mkdir(parents=True)
+    draw = random.Random(0)
+    for index in range(20):
+        text = " ".join(draw.choice(WORDS) for _ in range(400))
+        (folder / f"{index:02d}.txt").write_text(text)
+    return folder
+
+
+def write_configs(folder: Path, study: str = STUDY) -> Path:
+    """A --config-dir with two tiny sizes and the study `tiny`."""
+    for name, width in (("tiny_a", 8), ("tiny_b", 16)):
+        write(folder / "model" / f"{name}.yaml", SIZE.format(name=name, width=width))
+    write(folder / "study" / "tiny.yaml", study)
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+class Workplace:
+    """A folder with a corpus, configs and runs, and the overrides that make a study use them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.configs = write_configs(root / "configs")
+        self.corpus = write_corpus(root / "text")
+        self.runs = root / "runs"
+
+    def overrides(self, *more: str) -> list[str]:
+        return [
+            f"runs_dir={self.runs}",
+            "data=text_files",
+            f"data.path={self.corpus}",
+            f"data.cache_dir={self.root / 'cache'}",
+            "data.validation_fraction=0.2",
+            "data.validation_tokens=1024",
+            "data.interim_validation_tokens=512",
+            *more,
+        ]
+
+    def arguments(self, *more: str) -> list[str]:
+        """Of a sweep command, for the study `tiny`."""
+        study = [] if any(word.startswith("study=") for word in more) else ["study=tiny"]
+        return [*study, *self.overrides(*more), "--config-dir", str(self.configs)]
+
+    def study(self, *more: str) -> Study:
+        study = [] if any(word.startswith("study=") for word in more) else ["study=tiny"]
+        return load_study([*study, *self.overrides(*more)], str(self.configs))
+
+
+def names(study: Study) -> Sequence[str]:
+    return [planned.trial.name for planned in study.trials]
