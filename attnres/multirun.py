@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnres.cli import EXIT_USER_ERROR
+from attnres.cli import EXIT_USER_ERROR, reject_options
 from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import UserError
@@ -22,6 +22,7 @@ FLAGS = (
     "-m --multirun -c --cfg --resolve -p --package -i --info -s --shell_completion -sc --shell-completion "
     "--hydra-help --version --experimental-rerun -cn --config-name -r --run"
 ).split()
+ALSO_ALLOWED = "--config-dir -cd --config-path -cp".split()
 STOPPED = (130, 143)
 
 
@@ -36,6 +37,10 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    reject_options([word for word in argv if word.partition("=")[0] not in (*FLAGS, *ALSO_ALLOWED)])
+    # Hydra's parser wants the overrides in one piece; people put -m anywhere.
+    overrides = [word for word in argv if "=" in word and not word.startswith("-")]
+    flags = [word for word in argv if word not in overrides]
     codes: list[int] = []
 
     def task(composed: Any) -> int:
@@ -47,12 +52,12 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
         return code
 
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["attnres.train", *argv]
+    sys.argv = ["attnres.train", *overrides, *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hand us the exception itself, not many lines and an exit
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="trial")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(one_line(error, argv)) from error
+        raise UserError(one_line(error, overrides)) from error
     finally:
         sys.argv = before[0]
         if before[1] is None:

@@ -1,0 +1,109 @@
+"""How long a trial takes here: `python -m attnres.calibrate model=cpu_50k residual=attnres_full` times real
+steps.
+
+The steps are those of the trial itself (data, forward, backward, clipping, optimizer) at its thread count;
+nothing is written, and the model is thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+
+from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.compose import compose_trial
+from attnres.data import sampler
+from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.evaluate import open_validation
+from attnres.trial import Trial, resolve
+
+WARM_UP_STEPS = 2  # the first step allocates memory and builds kernels
+TIMED_STEPS = 5  # at least; small models get more, so that a median of them is steady
+TIMED_SECONDS = 1.0
+TIMED_EVALUATIONS = 3
+
+
+def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
+    """seconds_per_step (median), evaluation_seconds_per_window (median) and startup_seconds of this trial
+    here.
+
+    Start-up is measured in this process: importing torch, if nothing has, and building the model and
+    optimizer.
+    """
+    start = time.perf_counter()
+    from attnres.learner import Learner  # timed: it imports torch
+
+    learner = Learner(trial)
+    train_tokens, validation = corpus.train(), open_validation(trial, corpus)
+    startup_seconds = time.perf_counter() - start
+
+    seconds: list[float] = []
+    while len(seconds) < WARM_UP_STEPS + TIMED_STEPS or sum(seconds[WARM_UP_STEPS:]) < TIMED_SECONDS:
+        start, model = time.perf_counter(), trial.config.model
+        # The rate of step 1 is the lowest of the warm-up: even a model that would diverge can be timed.
+        inputs, targets = sampler.batch(
+            train_tokens, trial.config.seed, len(seconds), model.batch_size, model.context
+        )
+        learner.step(1, inputs, targets)
+        seconds.append(time.perf_counter() - start)
+
+    windows = min(len(validation.inputs), learner.microbatch_size)
+    evaluation_seconds = []
+    for _ in range(TIMED_EVALUATIONS):
+        start = time.perf_counter()
+        learner.window_losses(validation.inputs[:windows], validation.targets[:windows])
+        evaluation_seconds.append(time.perf_counter() - start)
+    return {
+        "seconds_per_step": statistics.median(seconds[WARM_UP_STEPS:]),
+        "evaluation_seconds_per_window": statistics.median(evaluation_seconds) / windows,
+        "startup_seconds": startup_seconds,
+    }
+
+
+_USAGE = """
+usage: python -m attnres.calibrate [key=value ...] [--config-dir DIR] [--json]
+
+Time some real training steps and an evaluation batch of a trial on this machine.
+  --json   one JSON object: seconds_per_step, evaluation_seconds_per_window, startup_seconds
+"""
+_GROUPS = ("model", "residual", "runtime", "data")
+_EXAMPLES = (
+    "python -m attnres.calibrate model=cpu_220k residual=attnres_block",
+    "python -m attnres.calibrate model=cpu_3m runtime.threads=2 --json",
+)
+
+
+def main(argv: list[str]) -> int:
+    """`python -m attnres.calibrate`; see --help."""
+    if wants_help(argv):
+        print(help_text(_USAGE, _GROUPS, _EXAMPLES))
+        return 0
+    as_json = take_flag(argv, "--json")
+    extra_dir = take_option(argv, "--config-dir")
+    reject_options(argv)
+    config = compose_trial(argv, extra_dir)
+    corpus = open_corpus(
+        config.data, config.model.context, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    trial = resolve(config, corpus)
+    result = calibrate(trial, corpus)
+    if as_json:
+        print(json.dumps(result))
+        return 0
+    tokens_per_second = trial.batch_tokens / result["seconds_per_step"]
+    print(f"{trial.name} with {config.runtime.threads} thread(s):")
+    print(f"  step        {result['seconds_per_step'] * 1e3:,.1f} ms, {tokens_per_second:,.0f} tokens/s")
+    print(
+        f"  evaluation  {result['evaluation_seconds_per_window'] * 1e3:,.2f} ms per window of {config.model.context}"
+    )
+    print(f"  start-up    {result['startup_seconds']:.1f} s")
+    print(
+        f"  whole run   {trial.steps:,} steps, {trial.steps * result['seconds_per_step'] / 60:,.1f} minutes of training"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main))
