@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from scipy import optimize, stats
 from attnres.errors import UserError
 
 Array = NDArray[np.float64]
+Codes = NDArray[np.intp]
 
 MIN_SIZES = 3  # two parameters; fewer sizes leave nothing to judge the fit by
 DEFAULT_UNIT = "FLOP"
@@ -197,64 +199,62 @@ def size_means(table: pd.DataFrame, rules: Sequence[str] | None = None, floor: f
                 f"{column}: the table has no such column (it has {', '.join(map(str, table.columns))})"
             )
     names = list(rules) if rules is not None else list(dict.fromkeys(table["rule"]))
-    rows = table[table["rule"].isin(names)]
-    for rule in names:
-        if not (rows["rule"] == rule).any():
-            raise FitError(
-                f"rule={rule}: the table has no such rule (it has {', '.join(sorted(set(table['rule'])))})"
-            )
-    for column in ("compute", "loss"):
-        values = rows[column].to_numpy(dtype=float)
-        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    size_labels, size_N = np.unique(table["size"].to_numpy().astype(str), return_inverse=True)
+    rule_N = pd.Index(names).get_indexer(pd.Index(table["rule"]))
+    for rule, code in zip(names, range(len(names)), strict=True):
+        if not (rule_N == code).any():
+            has = ", ".join(sorted(map(str, set(table["rule"]))))
+            raise FitError(f"rule={rule}: the table has no such rule (it has {has})")
+    used_N = rule_N >= 0
+    compute_N, loss_N = (table[column].to_numpy(dtype=float) for column in ("compute", "loss"))
+    for column, values in (("compute", compute_N), ("loss", loss_N)):
+        bad = np.flatnonzero(used_N & ~(np.isfinite(values) & (values > 0)))
         if bad.size:
-            row = rows.iloc[bad[0]]
-            raise FitError(
-                f"{column}={values[bad[0]]!r} (size {row['size']}, rule {row['rule']}): "
-                "must be finite and positive"
-            )
-    low = rows[rows["loss"] <= floor]
-    if len(low):
-        raise FitError(
-            f"floor={floor:g}: is not below the loss {low['loss'].iloc[0]:g} of size {low['size'].iloc[0]}"
-        )
-    rows = _common_seeds(rows, names)
-    log = pd.DataFrame(
-        {
-            "size": rows["size"].astype(str),
-            "rule": rows["rule"],
-            "ln_compute": np.log(rows["compute"].to_numpy(dtype=float)),
-            "ln_loss": np.log(rows["loss"].to_numpy(dtype=float) - floor),
-        }
+            place = f"size {size_labels[size_N[bad[0]]]}, rule {names[rule_N[bad[0]]]}"
+            raise FitError(f"{column}={float(values[bad[0]])!r} ({place}): must be finite and positive")
+    low = np.flatnonzero(used_N & (loss_N <= floor))
+    if low.size:
+        place = f"size {size_labels[size_N[low[0]]]}"
+        raise FitError(f"floor={floor:g}: is not below the loss {loss_N[low[0]]:g} of {place}")
+    used_S = np.bincount(size_N[used_N], minlength=size_labels.size) > 0
+    if "seed" in table.columns:
+        seed_N = np.unique(table["seed"].to_numpy(), return_inverse=True)[1]
+        used_N &= _has_all_rules(size_N, rule_N, seed_N, used_N, len(names))
+    shape = (size_labels.size, len(names))
+    cell_N = size_N[used_N] * len(names) + rule_N[used_N]
+    count_SR = np.bincount(cell_N, minlength=shape[0] * shape[1]).reshape(shape)
+    for s in np.flatnonzero(used_S):
+        _check_cells(table, str(size_labels[s]), names, count_SR[s])
+    ln_compute_SR, ln_loss_SR = (
+        np.bincount(cell_N, np.log(values[used_N]), minlength=shape[0] * shape[1]).reshape(shape)[used_S]
+        / count_SR[used_S]
+        for values in (compute_N, loss_N - floor)
     )
-    means = log.groupby(["size", "rule"]).mean().unstack("rule")
-    for rule in names:
-        lacking = means.index[means[("ln_loss", rule)].isna()] if ("ln_loss", rule) in means else means.index
-        if len(lacking):
-            raise FitError(f"rule={rule}: lacks size {', '.join(lacking)}")
-    ln_compute = means["ln_compute"][names]
-    order = np.argsort(ln_compute.to_numpy().mean(axis=1), kind="stable")
+    order = np.argsort(ln_compute_SR.mean(axis=1), kind="stable")
     return SizeMeans(
-        sizes=tuple(str(means.index[i]) for i in order),
+        sizes=tuple(str(name) for name in size_labels[used_S][order]),
         rules=tuple(names),
-        ln_compute_SR=ln_compute.to_numpy()[order],
-        ln_loss_SR=means["ln_loss"][names].to_numpy()[order],
+        ln_compute_SR=ln_compute_SR[order],
+        ln_loss_SR=ln_loss_SR[order],
         floor=floor,
     )
 
 
-def _common_seeds(rows: pd.DataFrame, rules: Sequence[str]) -> pd.DataFrame:
-    if "seed" not in rows.columns:
-        return rows
-    arms = rows.groupby(["size", "seed"])["rule"].transform("nunique")
-    paired = rows[arms == len(rules)]
-    lost = sorted(set(rows["size"]) - set(paired["size"]))
-    for size in lost:
-        present = set(rows.loc[rows["size"] == size, "rule"])
-        lacking = [rule for rule in rules if rule not in present]
-        if not lacking:
-            raise FitError(f"size={size}: the rules {', '.join(rules)} have no seed in common")
-        raise FitError(f"rule={lacking[0]}: lacks size {size}")
-    return paired
+def _has_all_rules(size_N: Codes, rule_N: Codes, seed_N: Codes, used_N: NDArray[np.bool_], rules: int) -> Any:
+    """Whether the row's size x seed was run under every rule."""
+    group_N = size_N * (int(seed_N.max()) + 1) + seed_N
+    pairs = np.unique(np.stack([group_N[used_N], rule_N[used_N]]), axis=1)
+    return np.bincount(pairs[0], minlength=int(group_N.max()) + 1)[group_N] == rules
+
+
+def _check_cells(table: pd.DataFrame, size: str, rules: Sequence[str], count_R: Codes) -> None:
+    if count_R.all():
+        return
+    present = set(table.loc[table["size"].astype(str) == size, "rule"])
+    for rule in rules:
+        if rule not in present:
+            raise FitError(f"rule={rule}: lacks size {size}")
+    raise FitError(f"size={size}: the rules {', '.join(rules)} have no seed in common")
 
 
 def fit_shared_exponent(

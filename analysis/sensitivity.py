@@ -110,5 +110,5 @@ def learning_rate_tables(table: pd.DataFrame, tuned: pd.DataFrame) -> Mapping[st
     tables[OWN_BEST] = tuned.merge(best, on=["size", "rule", column])
     for rate, rows in tuned.groupby(column):
         if set(rows["id"]) != set(table["id"]):
-            tables[f"all at {rate:g}" if isinstance(rate, float) else f"all at {rate}"] = rows
+            tables[f"all at {float(str(rate)):g}"] = rows
     return tables
