@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,19 +79,35 @@ def open_corpus(
     identity = source.identity()
     folder = root / f"{config.corpus}-{_cache_key(identity, config)}"
     with using(root):
-        manifest = _read(folder, progress)
-    if manifest is None:
-        with using(root), build_lock(root, say):
-            manifest = _read(folder, progress)  # another process may have built it while this one waited
-            if manifest is None:
-                say(f"packing {source.label} into {folder}")
-                with build_folder(root) as build:
-                    pack(source, config.validation_fraction, build, say)
-                    if source.identity() != identity:
-                        raise DataError(f"{source.label}: changed while it was packed; run again")
-                    publish(build, folder)
-                manifest = _manifest(folder)
+        manifest = _read(folder, lambda damage: None)  # told below, by the process that mends it
+        if manifest is None:
+            with build_lock(root, say):
+                manifest = _build(source, identity, config, folder, progress)
     return _opened(folder, manifest, config, context, say)
+
+
+def _build(
+    source: Source, identity: Any, config: DataConfig, folder: Path, progress: Progress | None
+) -> dict[str, Any]:
+    """Pack the source into the cache folder and return the manifest. Hold the lock."""
+
+    def warn(damage: str) -> None:
+        if progress is None:
+            warnings.warn(damage, RuntimeWarning, stacklevel=4)
+        else:
+            progress(f"warning: {damage}")
+
+    say: Progress = progress or (lambda line: None)
+    manifest = _read(folder, warn)
+    if manifest is not None:
+        return manifest  # another process built it while this one waited for the lock
+    say(f"packing {source.label} into {folder}")
+    with build_folder(folder.parent) as build:
+        pack(source, config.validation_fraction, build, say)
+        if source.identity() != identity:
+            raise DataError(f"{source.label}: changed while it was packed; run again")
+        publish(build, folder)
+    return _manifest(folder)
 
 
 def verify(corpus: PackedCorpus) -> None:
@@ -100,7 +117,7 @@ def verify(corpus: PackedCorpus) -> None:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected["sha256"]:
             raise DataError(
-                f"{token_file(corpus.folder, split)}: damaged; remove {corpus.folder} to pack it again"
+                f"{token_file(corpus.folder, split)}: is damaged; remove {corpus.folder} to pack it again"
             )
 
 
@@ -116,18 +133,14 @@ def _cache_key(identity: Any, config: DataConfig) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read(folder: Path, progress: Progress | None) -> dict[str, Any] | None:
-    """The manifest of a usable packed corpus, or None; a damaged one is None, with a warning."""
+def _read(folder: Path, on_damage: Progress) -> dict[str, Any] | None:
+    """The manifest of a usable packed corpus; None where there is none, or a damaged one, which is told."""
     if not folder.exists():
         return None
     try:
         return _manifest(folder)
     except _Damaged as error:
-        message = f"{error}; packing again"
-        if progress is None:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        else:
-            progress(f"warning: {message}")
+        on_damage(f"{error}; packing again")
         return None
 
 
@@ -191,6 +204,7 @@ _USAGE = """
 usage: python -m attnres.data.corpus [key=value ...] [--verify]
 
 Show a corpus: where it is packed, how large it is, and what was left out. It is packed first if needed.
+Whatever is in the cache folder may be deleted at any time; it is packed again when it is needed.
   --verify   read the token files whole and compare them with their hashes
 """
 _EXAMPLES = (
@@ -224,7 +238,7 @@ def main(argv: list[str]) -> int:
     check_hashes = take_flag(argv, "--verify")
     reject_options(argv)
     config = compose_trial(argv)
-    corpus = open_corpus(config.data, config.model.context, print)
+    corpus = open_corpus(config.data, config.model.context, lambda line: print(line, file=sys.stderr))
     print(describe(corpus))
     if check_hashes:
         verify(corpus)

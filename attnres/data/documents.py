@@ -14,17 +14,17 @@ NAMES_SHOWN = 3  # per kind, on the progress callback
 
 # What can be left out, and how to say so to people.
 LEFT_OUT = {
-    "duplicate": "with the same content as another",
+    "duplicate": "same content as another",
     "empty": "empty",
     "not_utf8": "not UTF-8",
     "unreadable": "unreadable",
-    "bad_json": "JSON lines that are torn or no object",
-    "no_text_field": "JSON lines without the text field",
-    "unknown_extension": "files with another extension",
-    "hidden": "hidden files or folders",
-    "not_installed": "required packages that are not installed",
-    "no_file_list": "packages without a file list",
-    "editable": "packages installed in editable mode",
+    "bad_json": "JSON line torn or no object",
+    "no_text_field": "JSON line without the text field",
+    "unknown_extension": "other file extension",
+    "hidden": "hidden",
+    "not_installed": "required package that is not installed",
+    "no_file_list": "package without a list of files",
+    "editable": "package installed in editable mode",
 }
 
 
@@ -78,13 +78,13 @@ class Report:
 
 
 def describe_left_out(counts: dict[str, int] | Counter[str], names: dict[str, list[str]]) -> list[str]:
-    """One line per kind, such as `left out 2 empty: a.txt, b.txt`."""
+    """One line per kind, such as `left out 2 (empty): a.txt, b.txt`."""
     lines = []
     for kind, words in LEFT_OUT.items():
         if count := counts.get(kind, 0):
             shown = names.get(kind, [])[:NAMES_SHOWN]
             more = f" and {count - len(shown):,} more" if count > len(shown) else ""
-            lines.append(f"left out {count:,} {words}: {', '.join(shown)}{more}")
+            lines.append(f"left out {count:,} ({words}): {', '.join(shown)}{more}")
     return lines
 
 

@@ -33,7 +33,7 @@ _SECONDS_BETWEEN_MESSAGES = 2.0
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """A document in the spool file."""
 

@@ -162,9 +162,7 @@ def project_requirements() -> list[str]:
     except (OSError, KeyError, ValueError):
         project = {}
     if project.get("name") != PROJECT:
-        raise DataError(
-            f"{LABEL}: {PROJECT} is not installed and {PYPROJECT} does not describe it; run pip install"
-        )
+        raise DataError(f"{LABEL}: {PROJECT} is not installed, and {PYPROJECT} is not its description")
     return list(project.get("dependencies", []))
 
 

@@ -33,13 +33,8 @@ class TextFiles:
     def documents(self, report: Report) -> Iterator[Document]:
         files = list(self._files(report))
         if not files:
-            others = (
-                report.counts["unknown_extension"] + report.counts["hidden"] + report.counts["unreadable"]
-            )
-            raise DataError(
-                f"{self.label}: holds no {', '.join(EXTENSIONS)} files ({others:,} others)"
-                + "".join(f"; {line}" for line in report.lines())
-            )
+            found = "; ".join(report.lines()) or "it is empty"
+            raise DataError(f"{self.label}: holds no {', '.join(EXTENSIONS)} files; {found}")
         for name in files:
             report.counts["files"] += 1
             try:
