@@ -37,6 +37,8 @@ def using(root: Path) -> Iterator[None]:
     """Turn a full disk, a read-only folder and the like into a DataError that names the cache folder."""
     try:
         yield
+    except BrokenPipeError:  # not of the folder: whoever read the progress has gone
+        raise
     except OSError as error:
         why = error.strerror or str(error)
         raise DataError(f"data.cache_dir={root}: the cache folder cannot be used: {why}") from error

@@ -43,6 +43,7 @@ class PythonSource:
         return _installed_identity()
 
     def documents(self, report: Report) -> Iterator[Document]:
+        _installed_identity.cache_clear()  # so that an installation during the reading is noticed after it
         yield from standard_library(report)
         for name, package in required_packages(report).items():
             yield from package_files(name, package, report)

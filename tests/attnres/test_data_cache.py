@@ -178,6 +178,15 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error(texts: Path, tmp_path: P
             open_corpus(data_config(texts, cache))
 
 
+def test_a_closed_progress_pipe_is_not_blamed_on_the_folder(texts: Path, tmp_path: Path) -> None:
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        open_corpus(data_config(texts, tmp_path / "cache"), progress=closed)
+    assert entries(tmp_path / "cache") == []
+
+
 @pytest.mark.skipif(not permissions_bind(), reason="this user writes everywhere")
 def test_a_read_only_cache_serves_what_it_has_and_refuses_the_rest(texts: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"

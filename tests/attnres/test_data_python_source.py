@@ -170,6 +170,17 @@ def test_the_corpus_of_a_small_installation_packs(site: Path, tmp_path: Path) ->
     assert open_corpus(config, context=64) == corpus
 
 
+def test_an_installation_while_the_corpus_is_packed_is_noticed(site: Path, tmp_path: Path) -> None:
+    install(site, "study", ("alpha",))
+    install(site, "alpha", files={"alpha.py": "a"})
+
+    def reinstall(line: str) -> None:
+        (site / "alpha-1.0.dist-info/RECORD").write_text("alpha.py,sha256=other,1\n")
+
+    with pytest.raises(DataError, match="python_source: changed while it was packed; run again$"):
+        open_corpus(data_config(None, tmp_path / "cache", corpus="python_source"), progress=reinstall)
+
+
 @pytest.mark.slow
 def test_the_whole_corpus_is_the_same_twice_and_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     configs = [data_config(None, tmp_path / name, corpus="python_source") for name in ("a", "b")]
