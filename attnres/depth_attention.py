@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnres.residual.rule import ResidualState
 
@@ -146,7 +145,11 @@ class _Backward:
 
     def enter(self) -> None:
         """Forget what an earlier pass over the same graph (retain_graph, or one that raised) has left."""
-        pass_id = torch._C._current_graph_task_id()
+        if torch.is_grad_enabled():  # create_graph: the tape's gradients would count as constants
+            raise RuntimeError(
+                "fused depth attention has no second derivatives; use implementation=reference"
+            )
+        pass_id = torch._C._current_graph_task_id()  # as torch.utils.checkpoint tells passes apart
         if pass_id != self.pass_id:
             self.release()
             self.pass_id = pass_id
@@ -196,10 +199,11 @@ class _Backward:
         """Gradient of a finished source, from what all its readers stored. Adds to the queries' gradient."""
         if self.gradients_RTD is None:
             return None
-        groups = range(source, self.plan.groups)
-        rows = slice(self.plan.rows(source).start, self.plan.layers)
+        groups = range(source, max(self.weights) + 1)  # later ones, if any, had no part in this pass
+        rows = slice(self.plan.rows(source).start, self.plan.rows(groups[-1]).stop)
         weights_RT = torch.cat([self.weights[group][source] for group in groups])
         ds_RT = torch.cat([self.logit_gradients[group][source] for group in groups])
+        logits_RT = logits_RT[: ds_RT.shape[0]]
         gradient_TD = mix(weights_RT[:, None], self.gradients_RTD[rows]).squeeze(1)
         scale_T = (ds_RT * logits_RT).sum(0).mul_(r_T).mul_(r_T).div_(-value_TD.shape[-1])
         factors_RT = ds_RT.mul_(r_T)
@@ -229,7 +233,6 @@ class _Start(torch.autograd.Function):
         return embedding_TD.new_empty(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: None) -> tuple[Any, ...]:
         backward: _Backward = ctx.backward
         backward.enter()
@@ -279,7 +282,6 @@ class _Write(torch.autograd.Function):
         return token.new_empty(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: None) -> tuple[Any, ...]:
         backward: _Backward = ctx.backward
         backward.enter()
@@ -345,7 +347,6 @@ class _Read(torch.autograd.Function):
         return h_TD
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient_TD: Tensor | None) -> tuple[Any, ...]:
         backward: _Backward = ctx.backward
         backward.enter()
