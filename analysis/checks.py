@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
 from analysis.laws import Array, SizeMeans, fit_power_law, fit_shared_exponent, size_means
@@ -86,7 +86,7 @@ def separate_exponents(
     x, gap_S = _gap_at_equal_compute(means, b, r, base.exponent)
     _, error_slope, error_mean = _line(x, gap_S)
     error = np.hypot(error_mean, error_slope * (np.log(at_compute) - x.mean())) / base.exponent
-    quantile = stats.t.ppf((1 + confidence) / 2, x.size - 2)
+    quantile = special.stdtrit(x.size - 2, (1 + confidence) / 2)
     return MultiplierAt(
         compute=float(at_compute),
         multiplier=float(np.exp(log_m)),
@@ -121,7 +121,7 @@ def equal_exponents(means: SizeMeans, baseline: str) -> EqualExponents:
         power = _power(alpha, error, sizes - 2)
     return EqualExponents(
         f_statistic=f_statistic,
-        p_value=float(stats.f.sf(f_statistic, numerator, denominator)),
+        p_value=float(special.fdtrc(numerator, denominator, f_statistic)),
         numerator_df=numerator,
         denominator_df=denominator,
         exponent_difference=difference,
@@ -137,8 +137,8 @@ def _power(alpha: float, error: float, freedom: int) -> float:
     effect = alpha * np.log(DRIFT_PER_DECADE) / np.log(10)
     if error == 0:
         return 1.0
-    limit = stats.t.ppf(0.975, freedom)
-    return float(stats.nct.sf(limit, freedom, effect / error))
+    limit = special.stdtrit(freedom, 0.975)
+    return float(1 - special.nctdtr(freedom, effect / error, limit))
 
 
 def _ratio(explained: float, unexplained: float) -> float:

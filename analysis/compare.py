@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from analysis.laws import Array, FitError, SizeMeans, check_points, pooled_slope, size_means
 
@@ -65,7 +65,7 @@ class Multiplier:
 def _upper_tail(distance: float, standard_error: float, freedom: int) -> float:
     if standard_error == 0:
         return 0.5 if distance == 0 else float(distance < 0)
-    return float(stats.t.sf(distance / standard_error, freedom))
+    return float(special.stdtr(freedom, -distance / standard_error))
 
 
 def paired_multiplier(
@@ -120,7 +120,7 @@ def _multiplier(
     # Delta method. alpha enters through the measured gap only: the cost ratio is known, not fitted.
     log_error = float(np.hypot(gap_error, raw_S.mean() * alpha_error / alpha) / alpha)
     freedom = sizes - 1
-    quantile = float(stats.t.ppf((1 + confidence) / 2, freedom))
+    quantile = float(special.stdtrit(freedom, (1 + confidence) / 2))
     low, high = float(np.exp(log_m - quantile * log_error)), float(np.exp(log_m + quantile * log_error))
     return Multiplier(
         rule=rule,

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import style
+from analysis.figures_data import cell_summary
 from analysis.laws import SharedExponentFit
 from analysis.load import StudyData
 from analysis.results import RuleResult, StudyResult
@@ -109,7 +110,8 @@ def _gap_panel(axes: Axes, result: StudyResult, per_unit: float) -> None:
         )
     axes.set_ylabel(f"loss gap to {short(result.data.baseline)} (%)")
     axes.yaxis.set_major_locator(style.few_ticks())
-    text = f"at equal compute,\npaired by size and seed;\ndashed: pooled gap,\nband: {result.confidence:.0%} interval"
+    band = f"band: {result.confidence:.0%} interval"
+    text = f"at equal compute,\npaired by size and seed;\ndashed: pooled gap,\n{band}"
     axes.text(1.035, 0.5, text, transform=axes.transAxes, fontsize=8, color=style.MUTED, va="center")
 
 
@@ -120,17 +122,6 @@ def _paired_error(table: pd.DataFrame, baseline: str, rule: str, sizes: Sequence
     groups = gap.groupby("size")
     error: pd.Series[float] = groups.std(ddof=1).fillna(0.0) / np.sqrt(groups.size())
     return [float(error[size]) for size in sizes]
-
-
-def cell_summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per size, in order of compute: mean compute, mean loss and its standard error (seeds; else
-    validation set)."""
-    groups = rows.groupby("size")
-    cells = groups.agg(compute=("compute", "mean"), loss=("loss", "mean"), seeds=("loss", "size"))
-    over_seeds = groups["loss"].std(ddof=1) / np.sqrt(cells["seeds"])
-    within = groups["loss_standard_error"].mean()
-    cells["error"] = over_seeds.where(cells["seeds"] > 1, within).fillna(0.0)
-    return cells.sort_values("compute").reset_index()
 
 
 def _fit_of(result: StudyResult, rule: str) -> SharedExponentFit:

@@ -7,6 +7,7 @@ by which convention C was counted and over which range it was fitted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import special
 
 from attnres.errors import UserError
 
@@ -317,26 +318,17 @@ def fit_power_law_with_floor(
     fits = [_fit_at_floor(compute_P, loss_P, float(floor)) for floor in floors]
     sse = np.array([fit[0] for fit in fits])
     best = int(sse.argmin())
-    if 0 < best < grid - 1:  # refine between the neighbours of the best grid point
-        found = optimize.minimize_scalar(
-            lambda floor: _fit_at_floor(compute_P, loss_P, float(floor))[0],
-            bounds=(floors[best - 1], floors[best + 1]),
-            method="bounded",
-            options={"xatol": 1e-12 * loss_P.min()},
-        )
-        floor, (least, coefficient, exponent) = (
-            float(found.x),
-            _fit_at_floor(compute_P, loss_P, float(found.x)),
-        )
-    else:
-        floor, (least, coefficient, exponent) = float(floors[best]), fits[best]
+    least, floor, coefficient, exponent = fits[best]
+    if 0 < best < grid - 1:
+        start = (floor, math.log(coefficient), -exponent)
+        least, floor, coefficient, exponent = _gauss_newton(compute_P, loss_P, start, free_floor=True)
     freedom = points - 3
     if freedom < 1:
         inside = np.ones(grid, dtype=bool)
     else:
         # Below rounding error the profile is flat for no statistical reason.
         limit = max(least, points * np.finfo(float).eps ** 2) * (
-            1 + stats.f.ppf(confidence, 1, freedom) / freedom
+            1 + special.fdtri(1, freedom, confidence) / freedom
         )
         inside = sse <= limit
         inside[best] = inside[best] or not inside.any()
@@ -360,34 +352,47 @@ def fit_power_law_with_floor(
         exponent=exponent if identified else None,
         profile_floor=floors,
         profile_log_rms=np.sqrt(sse / points),
-        profile_exponent=np.array([fit[2] for fit in fits]),
+        profile_exponent=np.array([fit[3] for fit in fits]),
         points=points,
         unit=unit,
         convention=convention,
     )
 
 
-def _fit_at_floor(compute_P: Array, loss_P: Array, floor: float) -> tuple[float, float, float]:
-    """Summed squares in ln L, A and alpha at a given floor, by Gauss-Newton from the log-linear fit."""
-    x, target = np.log(compute_P), np.log(loss_P)
-    x_mean = x.mean()
+def _fit_at_floor(compute_P: Array, loss_P: Array, floor: float) -> tuple[float, float, float, float]:
+    """Summed squares in ln L, floor, A and alpha at a given floor."""
+    x = np.log(compute_P)
     share = (loss_P - floor) / loss_P  # d ln L / d ln(L - E): turns residuals of ln(L - E) into those of ln L
-    slope, intercept = np.polyfit(x - x_mean, np.log(loss_P - floor), 1, w=share)
+    slope, intercept = np.polyfit(x - x.mean(), np.log(loss_P - floor), 1, w=share)
+    start = (floor, float(intercept - slope * x.mean()), float(slope))
+    return _gauss_newton(compute_P, loss_P, start, free_floor=False)
 
-    def residual(parameters: Array) -> Array:
-        return np.log(floor + np.exp(parameters[0] + parameters[1] * (x - x_mean))) - target
 
-    def jacobian(parameters: Array) -> Array:
-        reducible = np.exp(parameters[0] + parameters[1] * (x - x_mean))
-        weight = reducible / (floor + reducible)
-        return np.stack([weight, weight * (x - x_mean)], axis=1)
+def _gauss_newton(
+    compute_P: Array, loss_P: Array, start: tuple[float, float, float], free_floor: bool
+) -> tuple[float, float, float, float]:
+    """Least squares in ln L from (floor, ln A, slope), with the floor free or held; steps that help only."""
+    x, target = np.log(compute_P), np.log(loss_P)
+    centre = x.mean()
+    x = x - centre
+    values = np.array([start[0], start[1] + start[2] * centre, start[2]])
 
-    parameters = np.array([intercept, slope])
-    best = residual(parameters)
-    for _ in range(30):
-        step = np.linalg.lstsq(jacobian(parameters), -best, rcond=None)[0]
-        trial = residual(parameters + step)
+    def residual(values: Array) -> Array:
+        return np.log(values[0] + np.exp(values[1] + values[2] * x)) - target
+
+    best = residual(values)
+    for _ in range(50):
+        reducible = np.exp(values[1] + values[2] * x)
+        total = values[0] + reducible
+        jacobian = np.stack([1 / total, reducible / total, x * reducible / total], axis=1)
+        step = np.zeros(3)
+        free = slice(0 if free_floor else 1, 3)
+        step[free] = np.linalg.lstsq(jacobian[:, free], -best, rcond=None)[0]
+        if not 0 <= values[0] + step[0] < loss_P.min():
+            break
+        trial = residual(values + step)
         if not trial @ trial < best @ best:
             break
-        parameters, best = parameters + step, trial
-    return float(best @ best), float(np.exp(parameters[0] - parameters[1] * x_mean)), -float(parameters[1])
+        values, best = values + step, trial
+    coefficient = float(np.exp(values[1] - values[2] * centre))
+    return float(best @ best), float(values[0]), coefficient, -float(values[2])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
-from analysis.laws import FitError
+from analysis.laws import FitError, SizeMeans, size_means
 from analysis.load import LEARNING_RATE
 from attnres.counts import CONVENTIONS
 
@@ -57,9 +57,10 @@ def sensitivity(
     conventions = [convention, *(name for name in CONVENTIONS if name != convention)]
     if len(seeds) == 2:  # one seed is all seeds
         seeds = seeds[:1]
-    rows = []
+    rows: list[SensitivityRow] = []
     for (rate, rate_table), seed in itertools.product(rates.items(), seeds):
         chosen = rate_table if seed == ALL_SEEDS else rate_table[rate_table["seed"].astype(str) == seed]
+        grid = _MeansGrid(chosen, baseline, rule)
         for name, floor in itertools.product(conventions, floors):
             choices = {
                 "convention": (name, convention),
@@ -68,31 +69,36 @@ def sensitivity(
                 "seeds": (seed, ALL_SEEDS),
             }
             changed = tuple(key for key, (value, headline) in choices.items() if value != headline)
-            rows.append(_row(chosen, baseline, rule, name, floor, rate, seed, changed, confidence))
+            row = SensitivityRow(rule, name, floor, rate, seed, None, None, None, None, changed)
+            try:
+                m = paired_multiplier(grid.means(name, floor), baseline, rule, confidence=confidence)
+            except FitError as error:
+                rows.append(replace(row, note=str(error)))
+                continue
+            rows.append(
+                replace(row, multiplier=m.multiplier, ci_low=m.ci_low, ci_high=m.ci_high, alpha=m.alpha)
+            )
     return rows
 
 
-def _row(
-    table: pd.DataFrame,
-    baseline: str,
-    rule: str,
-    convention: str,
-    floor: float,
-    rate: str,
-    seed: str,
-    changed: tuple[str, ...],
-    confidence: float,
-) -> SensitivityRow:
-    arms = table.assign(compute=table[f"compute_{convention}"])
-    try:
-        m = paired_multiplier(arms, baseline, rule, floor=floor, confidence=confidence)
-    except FitError as error:
-        return SensitivityRow(
-            rule, convention, floor, rate, seed, None, None, None, None, changed, str(error)
-        )
-    return SensitivityRow(
-        rule, convention, floor, rate, seed, m.multiplier, m.ci_low, m.ci_high, m.alpha, changed
-    )
+class _MeansGrid:
+    """Means over seeds under each convention and floor; averaging is what takes time, so each is done
+    once."""
+
+    def __init__(self, table: pd.DataFrame, baseline: str, rule: str) -> None:
+        self.table, self.rules = table, [baseline, rule]
+        self._compute: dict[str, SizeMeans] = {}
+        self._loss: dict[float, SizeMeans] = {}
+
+    def means(self, convention: str, floor: float) -> SizeMeans:
+        if convention not in self._compute:
+            table = self.table.assign(compute=self.table[f"compute_{convention}"])
+            self._compute[convention] = size_means(table, self.rules)
+        if floor not in self._loss:
+            self._loss[floor] = size_means(self.table, self.rules, floor)
+        compute, loss = self._compute[convention], self._loss[floor]
+        order = [loss.sizes.index(size) for size in compute.sizes]
+        return replace(compute, ln_loss_SR=loss.ln_loss_SR[order], floor=floor)
 
 
 def learning_rate_tables(table: pd.DataFrame, tuned: pd.DataFrame) -> Mapping[str, pd.DataFrame]:

@@ -92,6 +92,7 @@ def simulate_table(truth: Truth, generator: np.random.Generator) -> pd.DataFrame
             "rule": [truth.rules[i] for i in rule_SRK.ravel()],
             "seed": seed_SRK.ravel(),
             "compute": np.broadcast_to(compute_SR[:, :, None], shape).ravel(),
+            "compute_without_residual": np.broadcast_to(compute_S[:, None, None], shape).ravel(),
             "loss": loss_SRK.ravel(),
             "train_seconds": (compute_SR[:, :, None] / speed_SRK).ravel(),
         }
@@ -144,15 +145,16 @@ def make_record(study: str, row: Mapping[str, Any], axes: Mapping[str, Any]) -> 
     key = json.dumps([row["size"], row["rule"], row["seed"], dict(axes)])
     trial_id = hashlib.sha256(key.encode()).hexdigest()[:12]
     compute, loss, seconds = float(row["compute"]), float(row["loss"]), float(row["train_seconds"])
-    non_embedding = round((compute / 120) ** 0.5)  # 6 N D = C and D = 20 N
+    base = float(row.get("compute_without_residual", compute))
+    non_embedding = round((base / 120) ** 0.5)  # 6 N D = C and D = 20 N
     tokens = 20 * non_embedding
-    base = 120 * non_embedding**2
+    table_share = 0.3 * (base / 1e13) ** -0.25  # of the embedding; it shrinks as models grow
     flops = {
         "total": compute,
-        "without_residual": min(compute, base),
-        "6nd": base,
-        "6nd_non_embedding": 0.95 * base,
-        "6nd_all": 1.05 * base,
+        "without_residual": base,
+        "6nd": 0.9 * base,
+        "6nd_non_embedding": 0.9 * base / (1 + table_share),
+        "6nd_all": 0.9 * base * (1 + table_share),
     }
     steps = 100
     checkpoints = [(step, (step / steps) ** -0.12) for step in (20, 40, 60, 80, 100)]

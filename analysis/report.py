@@ -1,0 +1,173 @@
+"""`python -m analysis.report study=NAME`: records -> results.json, tables, figures, report.md, and a
+verdict."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+
+from analysis.claims import parse_claims
+from analysis.compare import DEFAULT_CONFIDENCE
+from analysis.load import ALLOWABLE, load_study
+from analysis.markdown import render
+from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
+from analysis.serialise import to_json, write_json, write_tables
+from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.config import NAME_PATTERN
+from attnres.counts import CONVENTIONS
+from attnres.errors import ConfigError
+from attnres.record import write_text_atomic
+
+REPORT_FOLDER = "report"
+KEYS = ("study", "runs_dir", "baseline", "convention", "where", "claims", "confidence", "draws")
+USAGE = f"""
+python -m analysis.report study=NAME [key=value ...] [--allow KIND,...] [--no-figures]
+
+Reads runs_dir/NAME/study.json and the records beside it (no torch) and writes runs_dir/NAME/report/:
+report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG.
+
+  runs_dir=runs        where the studies are
+  baseline=RULE        instead of the study's own
+  convention=total     how C is counted: {", ".join(CONVENTIONS)}
+  where="KEY=VALUE"    one value of an axis that the study has besides size, rule and seed; comma separated
+  claims=1.15,30%      further claims: a multiplier, or a saving in percent
+  confidence=0.95      of the intervals
+  draws=2000           of the bootstrap
+
+--allow lets pass, and the report says so:
+{chr(10).join(f"  {kind:17s} {what}" for kind, what in ALLOWABLE.items())}
+"""
+EXAMPLES = (
+    "python -m analysis.report study=smoke",
+    "python -m analysis.report study=scaling_law convention=6nd claims=1.2",
+    'python -m analysis.report study=rates where="optim.learning_rate=0.004"',
+    "python -m analysis.report study=scaling_law --allow missing,diverged",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Command line; returns the exit code."""
+    if wants_help(argv):
+        print(help_text(USAGE, (), EXAMPLES))
+        return 0
+    command = shlex.join(["python", "-m", "analysis.report", *argv])
+    allow = tuple(filter(None, (take_option(argv, "--allow") or "").replace(" ", "").split(",")))
+    with_figures = not take_flag(argv, "--no-figures")
+    reject_options(argv)
+    options = parse_options(argv)
+    study = options.get("study", "")
+    if not NAME_PATTERN.fullmatch(study):
+        raise ConfigError("study", study, "name the study to report on, for example study=smoke")
+    data = load_study(
+        Path(options.get("runs_dir", "runs")),
+        study,
+        convention=options.get("convention", "total"),
+        where=parse_where(options.get("where", "")),
+        allow=allow,
+        baseline=options.get("baseline"),
+    )
+    result = compute_results(
+        data,
+        claims=parse_claims(options.get("claims", "")),
+        confidence=_number(options, "confidence", DEFAULT_CONFIDENCE, 0.5, 0.9999),
+        draws=int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000)),
+    )
+    path = write_report(result, command, with_figures)
+    for r in result.rules.values():
+        print(r.verdict_line)
+    print(f"report: {path}")
+    return 0
+
+
+def parse_options(argv: list[str]) -> dict[str, str]:
+    """key=value words -> mapping; an unknown key is an error."""
+    options: dict[str, str] = {}
+    for word in argv:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(word, "", "write key=value; --help lists the keys")
+        if key not in KEYS:
+            raise ConfigError(key, value, f"unknown key; one of {', '.join(KEYS)}")
+        options[key] = value
+    return options
+
+
+def parse_where(text: str) -> dict[str, str]:
+    """`key=value,key=value` -> mapping."""
+    chosen = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError("where", part, 'write where="key=value"')
+        chosen[key.strip()] = value.strip()
+    return chosen
+
+
+def _number(options: Mapping[str, str], key: str, default: float, low: float, high: float) -> float:
+    text = options.get(key)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise ConfigError(key, text, f"must be a number from {low:g} to {high:g}")
+    return value
+
+
+def write_report(result: StudyResult, command: str, with_figures: bool = True) -> Path:
+    """Write everything below the study's folder; returns the path of report.md."""
+    folder = result.data.folder / REPORT_FOLDER
+    how = describe_how(result, command)
+    figures: list[str] = []
+    if with_figures:
+        from analysis.figures import draw_all  # matplotlib takes longer to import than all the rest
+
+        figures = [path.name for path in draw_all(result, folder)]
+    write_json(folder / "results.json", to_json(result, how))
+    write_tables(result, folder)
+    path = folder / "report.md"
+    write_text_atomic(path, render(result, how, figures))
+    return path
+
+
+def describe_how(result: StudyResult, command: str) -> dict[str, Any]:
+    """Command, commits and versions, for whoever wants to make the report again."""
+    commits = {str(commit) for commit in result.data.table["commit"].dropna()}
+    return {
+        "command": command,
+        "commit": source_commit(),
+        "record_commits": sorted(commits),
+        "versions": f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}",
+    }
+
+
+def source_commit() -> str | None:
+    """Commit of the checkout that this code runs from, with "+changes" if tracked files differ; else None."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+changes" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
