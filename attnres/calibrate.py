@@ -1,5 +1,4 @@
-"""How long a trial takes here: `python -m attnres.calibrate model=cpu_50k residual=attnres_full` times real
-steps.
+"""How long a trial takes here: `python -m attnres.calibrate model=cpu_50k` times some real steps.
 
 The steps are those of the trial itself (data, forward, backward, clipping, optimizer) at its thread count;
 nothing is written, and the model is thrown away.
@@ -92,17 +91,23 @@ def main(argv: list[str]) -> int:
     if as_json:
         print(json.dumps(result))
         return 0
-    tokens_per_second = trial.batch_tokens / result["seconds_per_step"]
-    print(f"{trial.name} with {config.runtime.threads} thread(s):")
-    print(f"  step        {result['seconds_per_step'] * 1e3:,.1f} ms, {tokens_per_second:,.0f} tokens/s")
-    print(
-        f"  evaluation  {result['evaluation_seconds_per_window'] * 1e3:,.2f} ms per window of {config.model.context}"
-    )
-    print(f"  start-up    {result['startup_seconds']:.1f} s")
-    print(
-        f"  whole run   {trial.steps:,} steps, {trial.steps * result['seconds_per_step'] / 60:,.1f} minutes of training"
-    )
+    print(describe(trial, result))
     return 0
+
+
+def describe(trial: Trial, result: dict[str, float]) -> str:
+    """The figures of `calibrate` for people."""
+    step, window = result["seconds_per_step"], result["evaluation_seconds_per_window"]
+    minutes = trial.steps * step / 60
+    return "\n".join(
+        (
+            f"{trial.name} with {trial.config.runtime.threads} thread(s):",
+            f"  step        {step * 1e3:,.1f} ms, {trial.batch_tokens / step:,.0f} tokens/s",
+            f"  evaluation  {window * 1e3:,.2f} ms per window of {trial.config.model.context} tokens",
+            f"  start-up    {result['startup_seconds']:.1f} s",
+            f"  whole run   {trial.steps:,} steps, {minutes:,.1f} minutes of training",
+        )
+    )
 
 
 if __name__ == "__main__":

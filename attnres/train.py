@@ -44,6 +44,7 @@ def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
             return done
         prepare_folder(trial)
         status, state = StatusFile(trial.folder, trial.steps), RunState()
+        status.update()  # seen as running from here on, and counted as an attempt
         try:
             record = _train(trial, corpus, state, status, signals)
         except Preempted as error:

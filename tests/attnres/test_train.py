@@ -1,0 +1,264 @@
+"""Training one trial: what is learned, what is recorded, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_trial import tiny_overrides, tiny_trial
+
+from attnres import train as train_module
+from attnres.data import sampler
+from attnres.errors import UserError
+from attnres.evaluate import summarise
+from attnres.learner import Learner
+from attnres.lock import TrialBusy, TrialLock
+from attnres.metrics import METRICS_FILE, read_rows
+from attnres.record import read_record
+from attnres.run_state import DIVERGENCE_MARGIN_NATS, RECENT_STEPS, Diverged, RunState
+from attnres.status import read_status
+from attnres.train import main, train
+
+
+def test_golden_steps(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path, "residual=attnres_full", "optim.learning_rate=0.01")
+    learner, tokens = Learner(trial), corpus.train()
+    model = trial.config.model
+    losses = [
+        learner.step(s + 1, *sampler.batch(tokens, 0, s, model.batch_size, model.context)).loss_nats
+        for s in range(4)
+    ]
+    golden = [0.0, 0.0, 0.0, 0.0]
+    assert losses == pytest.approx(golden, rel=1e-4), (
+        "the first losses of a fixed model on fixed text have changed. Update the numbers only in a change "
+        "that means to alter initial values, the model's or a rule's equations, the sampler, the optimizer or the "
+        "schedule, and say so in its message: records from before and after it must not be compared"
+    )
+
+
+def test_learns_and_records(tmp_path: Path) -> None:
+    """Random words: bytes alone cost the unigram entropy; within words the next byte is nearly certain."""
+    trial, corpus = tiny_trial(
+        tmp_path, "residual=attnres_block", "residual.num_blocks=2", "optim.learning_rate=0.02", steps=150
+    )
+    text = corpus.validation()
+    frequencies = np.bincount(text) / len(text)
+    unigram_nats = -sum(p * math.log(p) for p in frequencies if p)
+    record = train(trial, corpus)
+
+    assert record["status"] == "finished" and record["reason"] is None
+    assert record["validation"]["loss_nats"] < 0.6 * unigram_nats
+    assert record == read_record(trial.folder / "record.json")
+    assert (record["steps"], record["tokens"], record["schedule_complete"]) == (150, 150 * 128, True)
+    assert [row["step"] for row in record["evaluations"]] == [50, 100, 150]
+    assert [row["tokens_evaluated"] for row in record["evaluations"]] == [256, 256, 1024]
+    final = record["evaluations"][-1]
+    assert {key: record["validation"][key] for key in ("loss_nats", "standard_error", "bits_per_byte")} == {
+        key: final[key] for key in ("loss_nats", "standard_error", "bits_per_byte")
+    }
+    assert record["training"]["first_loss_nats"] > record["training"]["last_loss_nats"]
+    assert record["training_flops"]["total"] == trial.counts.flops_per_token * trial.tokens
+    timing = record["timing"]
+    assert 0 < timing["train_seconds"] < timing["wall_seconds"]
+    assert timing["train_seconds"] + timing["evaluation_seconds"] <= timing["wall_seconds"]
+
+    rows = read_rows(trial.folder / METRICS_FILE)
+    training = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in training] == [1, *range(10, 151, 10)]
+    assert training[-1]["learning_rate"] == 0.1 * 0.02
+    assert all(row["flops"] == row["tokens"] * trial.counts.flops_per_token for row in rows)
+    status = read_status(trial.folder)
+    assert status is not None and status["state"] == "finished" and status["step"] == 150
+    assert not (trial.folder / "checkpoint.pt").exists()
+
+    # A second call trains nothing and returns the record as it is.
+    before = (trial.folder / "record.json").stat().st_mtime_ns
+    assert train(trial, corpus) == record
+    assert (trial.folder / "record.json").stat().st_mtime_ns == before
+
+
+def test_microbatches_give_the_same_loss_and_gradient(tmp_path: Path) -> None:
+    gradients, losses = [], []
+    for size in ("null", "1", "2"):
+        trial, corpus = tiny_trial(tmp_path, f"runtime.microbatch_size={size}")
+        learner = Learner(trial)
+        losses.append(learner.accumulate_gradients(*sampler.batch(corpus.train(), 0, 0, 4, 32)).item())
+        gradients.append([p.grad for p in learner.model.parameters() if p.grad is not None])
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-6)
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_is_clipped_to_the_limit(tmp_path: Path) -> None:
+    """With Adam a clipped step is hard to see, so look at the gradient itself."""
+    trial, corpus = tiny_trial(tmp_path, "optim.grad_clip=0.01")
+    learner, seen = Learner(trial), []
+
+    def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
+        seen.append(torch.nn.utils.get_total_norm(grads).item())
+
+    learner.optimizer.register_step_pre_hook(note)
+    result = learner.step(1, *sampler.batch(corpus.train(), 0, 0, 4, 32))
+    assert result.grad_norm > 0.1
+    assert seen == [pytest.approx(0.01, rel=1e-3)]
+
+
+@pytest.mark.parametrize("options", [["runtime.dtype=bfloat16"], ["runtime.checkpoint_activations=true"]])
+def test_options_of_the_runtime_keep_the_first_loss(tmp_path: Path, options: list[str]) -> None:
+    losses = []
+    for more in ([], options):
+        trial, corpus = tiny_trial(tmp_path, *more)
+        losses.append(Learner(trial).step(1, *sampler.batch(corpus.train(), 0, 0, 4, 32)).loss_nats)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2 if "dtype" in options[0] else 1e-6)
+
+
+def test_a_non_finite_loss_is_recorded_as_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["optim.learning_rate=1e30", "optim.grad_clip=null", "schedule.warmup_fraction=0"]
+    trial, corpus = tiny_trial(tmp_path, *options)
+    record = train(trial, corpus)
+    assert record["status"] == "diverged" and record["validation"] is None
+    assert record["steps"] < trial.steps and not record["schedule_complete"]
+    assert record["reason"] in capsys.readouterr().err
+    last = read_rows(trial.folder / METRICS_FILE)[-1]
+    assert last["kind"] == "diverged" and last["reason"] == record["reason"]
+    assert main(tiny_overrides(tmp_path, *options)) == 3  # known already: not trained again
+    status = read_status(trial.folder)
+    assert status is not None and (status["state"], status["reason"]) == ("diverged", record["reason"])
+
+
+def test_a_loss_above_the_start_for_long_is_divergence() -> None:
+    state = RunState()
+    state.finish_step(5.0)
+    for _ in range(RECENT_STEPS):  # a margin for noise
+        state.finish_step(5.0 + DIVERGENCE_MARGIN_NATS / 2)
+    with pytest.raises(Diverged, match="above the 5.000 of the first step"):
+        for _ in range(RECENT_STEPS):
+            state.finish_step(6.0)
+    state = RunState()
+    for loss in [5.0] + [9.0] * 10 + [3.0] * 500:  # a spike that heals
+        state.finish_step(loss)
+
+
+def test_a_validation_loss_that_is_not_finite_diverges() -> None:
+    with pytest.raises(Diverged, match="validation loss is nan"):
+        summarise(np.array([1.0, math.nan]), np.zeros((2, 4), dtype=np.int64))
+
+
+def test_standard_error_and_bits_per_byte() -> None:
+    targets = np.full((4, 8), 65)
+    targets[0, 0] = 256  # ends a document: costs bits, is no byte
+    evaluation = summarise(np.array([1.0, 2.0, 3.0, 4.0]), targets)
+    assert evaluation.loss_nats == 2.5
+    assert evaluation.standard_error == pytest.approx(math.sqrt(5 / 3) / 2)
+    assert evaluation.bits_per_byte == pytest.approx(2.5 * 32 / (math.log(2) * 31))
+    assert summarise(np.array([1.0]), targets[:1]).standard_error is None
+
+
+def test_a_failure_is_recorded_and_does_not_block(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path)
+    broken = dataclasses.replace(corpus, folder=tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        train(trial, broken)
+    record = read_record(trial.folder / "record.json")
+    assert record["status"] == "failed" and "nowhere" in record["reason"] and "\n" not in record["reason"]
+    assert record["validation"] is None and record["training"] is None
+    status = read_status(trial.folder)
+    assert status is not None and status["state"] == "failed"
+    assert train(trial, corpus)["status"] == "finished"
+    assert read_record(trial.folder / "record.json")["timing"]["attempts"] == 2
+
+
+def test_a_busy_trial_is_left_alone(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path)
+    with TrialLock(trial.folder), pytest.raises(TrialBusy):
+        train(trial, corpus)
+    assert [path.name for path in trial.folder.iterdir()] == ["lock"]
+
+
+def test_a_damaged_record_is_not_overwritten(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path)
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "record.json").write_text("{")
+    with pytest.raises(UserError, match=r"record\.json"):
+        train(trial, corpus)
+    assert (trial.folder / "record.json").read_text() == "{"
+
+
+def test_weights_are_kept_when_asked(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path, "runtime.keep_weights=true", steps=5)
+    train(trial, corpus)
+    weights = torch.load(trial.folder / "weights.pt", weights_only=True)
+    learner = Learner(trial)
+    learner.model.load_state_dict(weights["model"])
+    moved = [
+        not torch.equal(a, b)
+        for a, b in zip(Learner(trial).model.parameters(), learner.model.parameters(), strict=True)
+    ]
+    assert all(moved) and weights["trial_id"] == trial.id
+
+
+def test_command_prints_record_and_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tiny_overrides(tmp_path, "runtime.progress=lines", steps=5)) == 0
+    captured = capsys.readouterr()
+    record_line, result_line = captured.out.splitlines()
+    record = read_record(Path(record_line.removeprefix("record: ")))
+    assert f"{record['validation']['loss_nats']:.4f}" in result_line
+    assert "step 5/5" in captured.err and "tokens/s" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["model.wdith=3"], "model.wdith=3"),
+        (["residual=attnres_block", "residual.nun_blocks=4"], "residual.nun_blocks=4"),
+        (["--sed", "1"], "--sed"),
+        (["-m", "model.hads=1,2"], "model.hads=1,2"),
+    ],
+)
+def test_a_typo_is_one_fast_line(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    code = (
+        "import sys; from attnres.cli import run_command; from attnres.train import main; "
+        "code = run_command(main, sys.argv[1:]); print(code, 'torch' in sys.modules, 'wandb' in sys.modules)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(train_module.__file__).parents[1])},
+    )
+    assert done.stdout.split() == ["2", "False", "False"], done.stderr
+    assert done.stderr.count("\n") == 1 and expected in done.stderr
+    assert not list(tmp_path.glob("**/record.json")) and not list(tmp_path.glob("**/lock"))
+    assert time.perf_counter() - start < 30  # it takes 0.5 s on an idle machine
+
+
+def test_multirun_goes_on_after_a_mistake(tmp_path: Path) -> None:
+    overrides = tiny_overrides(tmp_path, steps=5)
+    done = subprocess.run(
+        [sys.executable, "-m", "attnres.train", *overrides, "-m", "model.heads=2,3", "seed=0,1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(train_module.__file__).parents[1])},
+    )
+    assert done.returncode == 2
+    assert "4 trials: 2 finished, 2 with a mistake in the settings" in done.stdout
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("packing")]
+    assert errors == ["error: model.width=16: is not divisible by model.heads=3"] * 2
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs/single").glob("*/record.json")]
+    assert sorted(record["seed"] for record in records) == [0, 1]
+    assert not (tmp_path / "multirun.yaml").exists()
