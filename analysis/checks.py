@@ -118,7 +118,7 @@ def equal_exponents(means: SizeMeans, baseline: str) -> EqualExponents:
         b = means.column(baseline)
         gap_S = level_SR[:, b] - level_SR[:, 1 - b]
         difference, error, _ = _line(x, gap_S)
-        power = _power(alpha, error, sizes - 2)
+        power = drift_power(alpha, error, sizes - 2)
     return EqualExponents(
         f_statistic=f_statistic,
         p_value=float(special.fdtrc(numerator, denominator, f_statistic)),
@@ -131,8 +131,12 @@ def equal_exponents(means: SizeMeans, baseline: str) -> EqualExponents:
     )
 
 
-def _power(alpha: float, error: float, freedom: int) -> float:
-    """Power of the two-sided 5 % test if m grew by DRIFT_PER_DECADE over a decade of C."""
+def drift_power(alpha: float, error: float, freedom: int) -> float:
+    """Power of the two-sided 5 % test if m grew by DRIFT_PER_DECADE over a decade of C.
+
+    `error` is the standard error of the exponents' difference; where it is estimated from few sizes, so is
+    the power.
+    """
     # d ln m / d ln C = (alpha_rule - alpha_base) / alpha
     effect = alpha * np.log(DRIFT_PER_DECADE) / np.log(10)
     if error == 0:

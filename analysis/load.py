@@ -328,7 +328,7 @@ def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: _Gate) -> pd.DataF
     for status, has in (
         ("failed", "failed"),
         ("diverged", "diverged"),
-        ("unfinished", "end before their schedule"),
+        ("unfinished", "ended before their schedule"),
     ):
         names = list(chosen.loc[chosen["status"] == status, "trial"])
         gate.check(status, names, f"{len(names)} of {len(chosen)} trials {has}")

@@ -1,0 +1,222 @@
+"""Loading a study: one row per trial, and one clear line for everything that spoils a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.load import load_study
+from analysis.results import compute_results
+from analysis.simulate import Truth, simulate_table, write_study
+from attnres.errors import UserError
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def make(runs: Path, truth: Truth | None = None) -> Path:
+    """A simulated study `s` of 4 sizes x 2 rules x 2 seeds."""
+    folder = runs / "s"
+    write_study(folder, simulate_table(truth or Truth(sizes=4, seeds=2), np.random.default_rng(0)))
+    return folder
+
+
+def record_of(folder: Path, size: str, rule: str, seed: int = 0) -> Path:
+    plan = json.loads((folder / "study.json").read_text())
+    (trial,) = [t for t in plan["trials"] if (t["size"], t["rule"], t["seed"]) == (size, rule, seed)]
+    return folder / trial["id"] / "record.json"
+
+
+def edit(path: Path, change: Edit) -> None:
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def refusal(runs: Path, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load_study(runs, "s", **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_one_row_per_trial(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    (folder / "stray").mkdir()
+    (folder / "stray" / "record.json").write_text("{torn")
+    data = load_study(tmp_path, "s")
+    assert len(data.table) == 16
+    assert data.rules == ("prenorm", "attnres_block")
+    assert data.notes == ("1 records that are not in the plan were ignored: stray",)
+    row = data.table.iloc[0]
+    assert row["compute"] == row["compute_total"] == pytest.approx(1e13)
+    assert load_study(tmp_path, "s", convention="6nd").table["compute"].iloc[0] == row["compute_6nd"]
+    assert (data.table["train_seconds"] > 0).all()
+
+
+def test_no_study(tmp_path: Path) -> None:
+    assert "there is no folder" in refusal(tmp_path)
+    (tmp_path / "s").mkdir()
+    assert "study.json: is missing" in refusal(tmp_path)
+    (tmp_path / "s" / "study.json").write_text('{"trials": [')
+    assert "torn or not JSON" in refusal(tmp_path)
+    (tmp_path / "s" / "study.json").write_text('{"trials": []}')
+    assert "needs a baseline and a list of trials" in refusal(tmp_path)
+
+
+def test_no_records(tmp_path: Path) -> None:
+    for path in make(tmp_path).glob("*/record.json"):
+        path.unlink()
+    assert "no records in" in refusal(tmp_path) and "16 planned" in refusal(tmp_path)
+
+
+def test_missing_cell(tmp_path: Path) -> None:
+    record_of(make(tmp_path), "size2", "attnres_block", 1).unlink()
+    text = refusal(tmp_path)
+    assert "study=s: 1 of 16 trials have no record: size2-attnres_block-s1-" in text
+    assert "--allow missing" in text
+    data = load_study(tmp_path, "s", allow=["missing"])
+    assert len(data.table) == 15
+    assert data.let_pass[0].startswith("missing: 1 of 16")
+    result = compute_results(data, draws=100)
+    assert any("1 trials have no partner" in note for note in result.notes)
+
+
+def test_an_arm_without_a_size(tmp_path: Path) -> None:
+    folder = make(tmp_path, Truth(sizes=3, seeds=1))
+    record_of(folder, "size2", "attnres_block").unlink()
+    assert "have no record: size2-attnres_block" in refusal(tmp_path)
+    data = load_study(tmp_path, "s", allow=["missing"])
+    with pytest.raises(UserError, match=r"rule=attnres_block: 2 sizes \(size1, size3\)"):
+        compute_results(data)
+
+
+def test_an_arm_that_was_not_planned_for_a_size(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    plan = json.loads((folder / "study.json").read_text())
+    plan["trials"] = [t for t in plan["trials"] if (t["size"], t["rule"]) != ("size3", "attnres_block")]
+    (folder / "study.json").write_text(json.dumps(plan))
+    assert "size3 attnres_block seed 0, size3 attnres_block seed 1" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        (
+            "diverged",
+            lambda r: r.update(status="diverged", reason="loss is nan", validation=None),
+            "1 of 16 trials diverged: size1-prenorm-s0-",
+        ),
+        (
+            "failed",
+            lambda r: r.update(status="failed", reason="disk"),
+            "1 of 16 trials failed: size1-prenorm-s0-",
+        ),
+        ("unfinished", lambda r: r.update(schedule_complete=False), "trials ended before their schedule"),
+        ("mixed_data", lambda r: r["data"].update(fingerprint="other"), "other in 1 trials"),
+        ("mixed_validation", lambda r: r["data"].update(validation_fingerprint="x"), "validation set"),
+        ("torn", lambda r: r.pop("loss", r.pop("steps")), "record.json: steps: is missing"),
+    ],
+)
+def test_trials_that_do_not_count(tmp_path: Path, kind: str, change: Edit, message: str) -> None:
+    folder = make(tmp_path)
+    edit(record_of(folder, "size1", "prenorm"), change)
+    text = refusal(tmp_path)
+    assert message in text
+    assert f"--allow {kind}" in text
+    allow = [kind, "missing"] if kind == "torn" else [kind]
+    data = load_study(tmp_path, "s", allow=allow)
+    assert data.let_pass[0].startswith(f"{kind}: ")
+    kept = kind in ("unfinished", "mixed_data", "mixed_validation")
+    assert len(data.table) == (16 if kept else 15)
+
+
+def test_torn_record_is_named(tmp_path: Path) -> None:
+    path = record_of(make(tmp_path), "size1", "prenorm")
+    path.write_text(path.read_text()[:100])
+    text = refusal(tmp_path)
+    assert str(path) in text and "torn" in text
+
+
+def test_record_in_the_wrong_folder(tmp_path: Path) -> None:
+    edit(record_of(make(tmp_path), "size1", "prenorm"), lambda r: r.update(trial_id="elsewhere"))
+    assert "says trial_id=elsewhere" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, -1.0, "2.0"])
+def test_losses_that_are_none(tmp_path: Path, loss: object) -> None:
+    edit(record_of(make(tmp_path), "size1", "prenorm"), lambda r: r["validation"].update(loss_nats=loss))
+    assert "size1-prenorm-s0" in refusal(tmp_path)
+    assert "must be finite and positive" in refusal(tmp_path)
+
+
+def test_few_sizes_and_one_compute(tmp_path: Path) -> None:
+    make(tmp_path, Truth(sizes=2))
+    assert "2 sizes (size1, size2): a comparison needs 3" in refusal(tmp_path)
+    table = simulate_table(Truth(), np.random.default_rng(0)).assign(compute=1e13)
+    write_study(tmp_path / "flat", table)
+    with pytest.raises(UserError, match=r"compute=1e\+13 FLOP at every size"):
+        load_study(tmp_path, "flat")
+
+
+def test_settings_that_do_not_exist(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert "--allow=everything: one of missing" in refusal(tmp_path, allow=["everything"])
+    assert "convention=7nd: one of total" in refusal(tmp_path, convention="7nd")
+    assert "baseline=mhc: is not a rule" in refusal(tmp_path, baseline="mhc")
+    assert "the axes of this study are none" in refusal(tmp_path, where={"optim.learning_rate": "1"})
+    swapped = load_study(tmp_path, "s", baseline="attnres_block")
+    assert swapped.rules == ("attnres_block", "prenorm")
+
+
+def test_one_rule_is_nothing_to_compare(tmp_path: Path) -> None:
+    table = simulate_table(Truth(), np.random.default_rng(0))
+    write_study(tmp_path / "s", table[table["rule"] == "prenorm"])
+    assert "there is nothing to compare it with" in refusal(tmp_path)
+
+
+def learning_rates(runs: Path) -> pd.DataFrame:
+    """Two rates; 0.004 is better for the baseline, 0.006 for the rule."""
+    base = simulate_table(Truth(sizes=4, seeds=2, noise=0.0005), np.random.default_rng(0))
+    tables = []
+    for rate, better in ((0.004, "prenorm"), (0.006, "attnres_block")):
+        factor = np.where(base["rule"] == better, 1.0, 1.01)
+        tables.append(base.assign(loss=base["loss"] * factor, rate=rate))
+    table = pd.concat(tables, ignore_index=True).rename(columns={"rate": "optim.learning_rate"})
+    write_study(runs / "s", table, axes="optim.learning_rate")
+    return table
+
+
+def test_an_axis_needs_a_choice(tmp_path: Path) -> None:
+    learning_rates(tmp_path)
+    text = refusal(tmp_path)
+    assert "optim.learning_rate has the values 0.004, 0.006; choose one" in text
+    assert 'where="optim.learning_rate=0.004"' in text
+    assert "no trial has it; the values are 0.004, 0.006" in refusal(
+        tmp_path, where={"optim.learning_rate": "0.005"}
+    )
+    data = load_study(tmp_path, "s", where={"optim.learning_rate": "4e-3"})
+    assert set(data.table["learning_rate"]) == {0.004}
+    assert len(data.table) == 16 and len(data.tuned) == 32
+
+
+def test_learning_rates_in_the_sensitivity_table(tmp_path: Path) -> None:
+    learning_rates(tmp_path)
+    data = load_study(tmp_path, "s", where={"optim.learning_rate": "0.004"})
+    (rule,) = compute_results(data, draws=100).rules.values()
+    found = {
+        row.learning_rate: row.multiplier
+        for row in rule.sensitivity
+        if row.changed in ((), ("learning_rate",))
+    }
+    assert set(found) == {"shared", "own best", "all at 0.006"}
+    worth = 1.01 ** (1 / 0.057)  # 1 % of loss as compute
+    assert found["own best"] == pytest.approx(1.25, rel=0.03)
+    assert found["shared"] == pytest.approx(1.25 / worth, rel=0.03)
+    assert found["all at 0.006"] == pytest.approx(1.25 * worth, rel=0.03)
