@@ -1,6 +1,6 @@
 """What a training run knows of itself besides its parameters: position, losses, evaluations, time.
 
-Torch-free. All of it goes through the checkpoint, so that a resumed run writes the record that an undisturbed one writes.
+Torch-free. All of it goes through the checkpoint: a resumed run writes the record of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {"startup": 0.0, "train": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
-        # Of every training step, without its report: their median is not moved by a busy moment of the machine.
+        # Of every training step, without its report; a busy moment of the machine does not move their median.
         self.step_seconds: list[float] = []
         self._wall_before = 0.0
         self._started = time.monotonic()

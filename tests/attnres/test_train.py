@@ -39,8 +39,8 @@ def test_golden_steps(tmp_path: Path) -> None:
     golden = [0.0, 0.0, 0.0, 0.0]
     assert losses == pytest.approx(golden, rel=1e-4), (
         "the first losses of a fixed model on fixed text have changed. Update the numbers only in a change "
-        "that means to alter initial values, the model's or a rule's equations, the sampler, the optimizer or the "
-        "schedule, and say so in its message: records from before and after it must not be compared"
+        "that means to alter initial values, the model's or a rule's equations, the sampler, the optimizer "
+        "or the schedule, and say so in its message: records from before and after it must not be compared"
     )
 
 

@@ -1,0 +1,257 @@
+"""W&B through its real client, and what its troubles cost: nothing that is local."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_trial import tiny_overrides, tiny_trial
+
+from attnres.errors import UserError
+from attnres.metrics import METRICS_FILE, read_rows
+from attnres.record import read_record
+from attnres.tracking import choose_mode, has_key, open_wandb
+from attnres.train import train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_wandb_settings_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NETRC", raising=False)
+
+
+def command(root: Path, *more: str, steps: int = 20) -> list[str]:
+    overrides = tiny_overrides(root, *more, steps=steps)
+    overrides.remove("tracking=none")
+    return [sys.executable, "-m", "attnres.train", *overrides]
+
+
+def run(root: Path, *more: str, steps: int = 20, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(root, *more, steps=steps),
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def trial_folders(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("runs/single/*/record.json"))]
+
+
+def inspect(run_folder: Path) -> list[dict[str, Any]]:
+    """A local run through W&B's own reader."""
+    (file,) = run_folder.glob("*.wandb")
+    executable = Path(sys.executable).with_name("wandb")
+    done = subprocess.run(
+        [executable, "leet", "inspect", "--json", file], capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_mode("offline") == "offline"
+    for variable, mode in [("online", "online"), ("dryrun", "offline"), ("disabled", "disabled")]:
+        monkeypatch.setenv("WANDB_MODE", variable)
+        assert choose_mode("offline") == mode
+    monkeypatch.setenv("WANDB_MODE", "of-line")
+    with pytest.raises(UserError, match="WANDB_MODE=of-line"):
+        choose_mode("offline")
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    assert choose_mode("online") == "disabled"
+
+
+def test_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not has_key()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert has_key()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert not has_key()
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert has_key()
+
+
+def test_trials_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "seed=0,1", "tracking.tags=[first,second]", steps=12)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    folders = trial_folders(tmp_path)
+    assert len(folders) == 2
+    for folder in folders:
+        (wandb_run,) = (folder / "wandb").glob("offline-run-*")
+        assert wandb_run.name.endswith(folder.name)
+        assert (wandb_run / f"run-{folder.name}.wandb").stat().st_size > 500
+    assert not list((tmp_path / "home").glob("**/*wandb*"))
+
+
+def test_a_folder_that_wandb_cannot_use_costs_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial, corpus = tiny_trial(tmp_path, "tracking=wandb_offline", steps=5)
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "wandb").write_text("a file where a folder should be")
+    assert train(trial, corpus)["status"] == "finished"
+    assert len(re.findall("warning: W&B", capsys.readouterr().err)) == 1
+    assert read_rows(trial.folder / METRICS_FILE)[-1]["step"] == 5
+
+
+def test_no_key_means_offline_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decided before W&B is asked, which would wait at a prompt. The blocked folder keeps it from starting."""
+    monkeypatch.setenv("WANDB_MODE", "online")
+    trial, _ = tiny_trial(tmp_path, "tracking=wandb_offline")
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "wandb").write_text("a file where a folder should be")
+    assert open_wandb(trial, trial.folder, attempt=1) is None
+    first, second = capsys.readouterr().err.splitlines()
+    assert "no API key" in first and "offline" in first and "W&B (offline)" in second
+
+
+@pytest.mark.slow
+def test_wandb_reads_back_what_was_logged(tmp_path: Path) -> None:
+    done = run(tmp_path, "seed=3", "study_name=single", "tracking.tags=[ladder]", WANDB_PROJECT="users-own")
+    assert done.returncode == 0, done.stderr
+    (folder,) = trial_folders(tmp_path)
+    record = read_record(folder / "record.json")
+    items = inspect(next((folder / "wandb").glob("offline-run-*")))
+    (begin,) = [item["run"] for item in items if item["type"] == "run"]
+    assert begin["project"] == "users-own"  # the environment wins
+    assert (begin["run_group"], begin["job_type"]) == ("single", "cpu_50k")
+    assert begin["display_name"] == record["name"] and begin["run_id"] == record["trial_id"]
+    assert begin["tags"] == ["ladder"]
+    assert begin["config"]["update"]["seed"] == 3
+    assert begin["config"]["update"]["model"]["width"] == 16
+    metrics = [item["metric"] for item in items if item["type"] == "metric"]
+    assert {"name": "tokens", "options": {"defined": True}} in metrics
+    assert any(metric.get("step_metric") == "tokens" for metric in metrics)
+
+    history = {
+        item["history"]["step"].get("num", 0): item["history"]["item"]
+        for item in items
+        if item["type"] == "history"
+    }
+    rows = read_rows(folder / METRICS_FILE)
+    assert sorted(history) == sorted({row["step"] for row in rows})
+    for row in rows:
+        name = {"train": "train/loss_nats", "evaluation": "validation/loss_nats"}[row["kind"]]
+        assert history[row["step"]][name] == row["loss_nats"]
+        assert history[row["step"]]["tokens"] == row["tokens"]
+    summary: dict[str, Any] = {}
+    for item in items:
+        if item["type"] == "summary":
+            summary |= item["summary"].get("update", {})
+    assert summary["status"] == "finished"
+    assert summary["final_loss_nats"] == record["validation"]["loss_nats"]
+    assert summary["training_flops"] == record["training_flops"]["total"]
+    (end,) = [item["exit"] for item in items if item["type"] == "exit"]
+    assert end.get("exit_code", 0) == 0
+
+
+@pytest.mark.slow
+def test_a_diverged_trial_is_no_success_in_wandb(tmp_path: Path) -> None:
+    done = run(tmp_path, "optim.learning_rate=1e30", "optim.grad_clip=null", "schedule.warmup_fraction=0")
+    assert done.returncode == 3, done.stderr
+    (folder,) = trial_folders(tmp_path)
+    items = inspect(next((folder / "wandb").glob("offline-run-*")))
+    (end,) = [item["exit"] for item in items if item["type"] == "exit"]
+    assert end["exit_code"] == 3
+
+
+@pytest.mark.slow
+def test_a_dead_wandb_process_costs_one_warning(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "runtime.log_every_steps=1", steps=400),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    core = None
+    while core is None and process.poll() is None:
+        time.sleep(0.02)
+        started = list(tmp_path.glob("runs/single/*/metrics.jsonl"))
+        if started and started[0].stat().st_size > 1000:
+            core = _child_named(process.pid, "wandb-core")
+    assert core is not None, "W&B's process was not found"
+    os.kill(core, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert err.count("warning: W&B") == 1 and "Traceback" not in err
+    (folder,) = trial_folders(tmp_path)
+    assert len([row for row in read_rows(folder / METRICS_FILE) if row["kind"] == "train"]) == 400
+
+
+def _child_named(parent: int, name: str) -> int | None:
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if int(fields["PPid"]) == parent and name in (status.parent / "cmdline").read_text():
+                return int(status.parent.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return None
+
+
+@pytest.mark.slow
+def test_no_network_means_offline_with_a_warning(tmp_path: Path) -> None:
+    with socket.socket() as closed:  # a port where nothing listens
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    key = "0123456789" * 4
+    start = time.monotonic()
+    done = run(
+        tmp_path,
+        "tracking=wandb_online",
+        "tracking.init_timeout_seconds=5",
+        WANDB_API_KEY=key,
+        WANDB_BASE_URL=url,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: W&B (online)") == 1 and "offline" in done.stderr
+    assert time.monotonic() - start < 100
+    (folder,) = trial_folders(tmp_path)
+    assert list((folder / "wandb").glob("offline-run-*"))
+    for file in folder.rglob("*"):
+        assert not file.is_file() or key.encode() not in file.read_bytes(), file
+    assert key not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("size", ["100k", "700k"], ids=["full at the start", "full during the run"])
+def test_a_full_disk_below_wandb_costs_one_warning(tmp_path: Path, size: str) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount here")
+    try:
+        done = run(tmp_path, "runtime.log_every_steps=1", steps=3000, WANDB_DIR=str(small))
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: W&B") == 1 and "No space left" in done.stderr
+    assert "Logging error" not in done.stderr
+    (folder,) = trial_folders(tmp_path)
+    assert len([row for row in read_rows(folder / METRICS_FILE) if row["kind"] == "train"]) == 3000
