@@ -50,7 +50,7 @@ MISTAKES = [
     (["data=text_files"], ["data.path"]),
     (["data.path=x"], ["data.path", "x", "text_files"]),
     (["data.interim_validation_tokens=1e9"], ["data.interim_validation_tokens", "1000000000"]),
-    (["runtime.microbatch_size=5"], ["runtime.microbatch_size", "5", "16"]),
+    (["model.batch_size=16", "runtime.microbatch_size=5"], ["runtime.microbatch_size", "5", "16"]),
     (["runtime.dtype=float16"], ["runtime.dtype", "float16"]),
     (["tracking.tags=[a,'']"], ["tracking.tags"]),
     (["seed=-1"], ["seed", "-1"]),

@@ -73,7 +73,7 @@ CHANGES_NUMBERS = [
 ]
 SAME_NUMBERS = [
     "runtime.threads=2",
-    "runtime.microbatch_size=8",
+    "runtime.microbatch_size=2",
     "runtime.checkpoint_seconds=5",
     "runtime.progress=none",
     "tracking=none",
@@ -125,7 +125,7 @@ def test_more_than_four_epochs_warn() -> None:
 
 def test_less_data_than_a_batch_refuses() -> None:
     with pytest.raises(DataError, match=r"4,096 training tokens.*batch_size=16.*context=256"):
-        trial(corpus=replace(CORPUS, train_tokens=4096))
+        trial("model.batch_size=16", corpus=replace(CORPUS, train_tokens=4096))
 
 
 def test_a_budget_below_a_step_refuses() -> None:
