@@ -11,14 +11,14 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from typing import Protocol, TypeVar
 
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import TRAINING_MODULE, Target, main, train_trial
+from sweeps.trial_process import PRELOAD, Target, main, train_trial
 
 Handle = TypeVar("Handle")
 
@@ -46,7 +46,11 @@ class LocalExecutor:
     """A process per trial on this machine."""
 
     def __init__(
-        self, threads: int, grace_seconds: float, target: Target = train_trial, preload: str = TRAINING_MODULE
+        self,
+        threads: int,
+        grace_seconds: float,
+        target: Target = train_trial,
+        preload: Sequence[str] = PRELOAD,
     ) -> None:
         self.grace_seconds = grace_seconds
         self.target = target
@@ -54,7 +58,7 @@ class LocalExecutor:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(threads)
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([preload])
+        self._context.set_forkserver_preload(list(preload))
 
     def submit(self, planned: PlannedTrial) -> ForkServerProcess:
         arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)

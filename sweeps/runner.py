@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+from attnres.cli import EXIT_USER_ERROR
 from attnres.errors import RecordError
 from attnres.lock import TrialBusy, TrialLock, is_locked
 from attnres.status import StatusFile
@@ -36,6 +37,7 @@ class Job(Generic[Handle]):
     planned: PlannedTrial
     handle: Handle | None = None
     attempts: int = 0  # of this launch
+    started: float = 0.0  # unix seconds, of the last attempt
     state: TrialState | None = None  # once it has ended
 
 
@@ -125,7 +127,7 @@ class Runner(Generic[Handle]):
                 self._start(job, state)
 
     def _start(self, job: Job[Handle], state: TrialState) -> None:
-        job.attempts += 1
+        job.attempts, job.started = job.attempts + 1, time.time()
         try:
             job.handle = self.executor.submit(job.planned)
         except OSError as error:
@@ -160,8 +162,10 @@ class Runner(Generic[Handle]):
                 self._fail(job, f"{cause}, {job.attempts} times")
         elif code == 0:
             self._fail(job, "its process ended without an error and without a finished record")
+        elif state.state == "failed" and state.written >= job.started:
+            self._end(job, state)
         else:
-            self._end(job, state if state.state == "failed" else _failed(_last_words(job, code)))
+            self._fail(job, _last_words(job, code))
 
     def _fail(self, job: Job[Handle], reason: str) -> None:
         """Only the launcher knows this reason: leave it where `sweeps.status` finds it."""
@@ -263,6 +267,8 @@ def _last_words(job: Job[Any], code: int) -> str:
     except OSError:
         lines = []
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if code == EXIT_USER_ERROR and said.startswith("error: "):
+        return said.removeprefix("error: ")
     return f"exit code {code}" + (f": {said[:300]}" if said else "") + f" (see {path})"
 
 

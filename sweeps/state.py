@@ -38,6 +38,7 @@ class TrialState:
     eta_seconds: float | None = None
     train_seconds: float | None = None
     attempts: int | None = None
+    written: float = 0.0  # unix seconds, of the file that says so
 
     @property
     def ended(self) -> bool:
@@ -53,7 +54,7 @@ def read_state(folder: Path) -> TrialState:
     except RecordError as error:
         problems.append(str(error))
     if record is not None and record["status"] in ENDED:
-        return _from_record(record)
+        return _from_record(record, folder)
     try:
         status = read_status(folder)
     except RecordError as error:
@@ -61,7 +62,7 @@ def read_state(folder: Path) -> TrialState:
     if is_locked(folder):
         return _running(status or {}, problems)
     if record is not None:
-        return _from_record(record)
+        return _from_record(record, folder)
     return _unfinished(status, problems)
 
 
@@ -74,7 +75,7 @@ def foreign_trials(study_folder: Path, planned: Iterable[str]) -> list[str]:
     return sorted({path.parent.name for path in paths} - known)
 
 
-def _from_record(record: dict[str, Any]) -> TrialState:
+def _from_record(record: dict[str, Any], folder: Path) -> TrialState:
     validation, timing = record["validation"] or {}, record["timing"]
     return TrialState(
         state=record["status"],
@@ -85,6 +86,7 @@ def _from_record(record: dict[str, Any]) -> TrialState:
         tokens_per_second=timing.get("tokens_per_second"),
         train_seconds=timing.get("train_seconds"),
         attempts=timing.get("attempts"),
+        written=(folder / RECORD_FILE).stat().st_mtime,
     )
 
 
@@ -108,7 +110,7 @@ def _unfinished(status: dict[str, Any] | None, problems: list[str]) -> TrialStat
     }
     said = status["state"]
     state, reason = reasons.get(said, ("failed", f"its status says {said}, but it has no readable record"))
-    return _from_status(state, status, [*problems, reason])
+    return _from_status(state, status, list(dict.fromkeys([*problems, reason])))
 
 
 def _from_status(state: State, status: dict[str, Any], problems: list[str]) -> TrialState:
@@ -121,4 +123,5 @@ def _from_status(state: State, status: dict[str, Any], problems: list[str]) -> T
         tokens_per_second=status.get("tokens_per_second"),
         eta_seconds=status.get("eta_seconds"),
         attempts=status.get("attempts"),
+        written=status.get("heartbeat", 0.0),
     )

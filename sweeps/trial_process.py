@@ -18,12 +18,16 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from attnres.cli import EXIT_USER_ERROR
 from attnres.data.corpus import PackedCorpus
 from attnres.errors import UserError
 from attnres.lock import TrialBusy
+from attnres.stop import Preempted
 from attnres.trial import Trial
 
 TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
+# What the fork server loads once for all trials: the training, and what that imports when it starts.
+PRELOAD = (TRAINING_MODULE, "attnres.learner", "attnres.checkpoint", "attnres.environment")
 LOG_FILE = "log.txt"
 EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
 
@@ -32,8 +36,14 @@ Target = Callable[[Trial, PackedCorpus], int]
 
 
 def train_trial(trial: Trial, corpus: PackedCorpus) -> int:
-    """Train for real. Exit codes: 0 finished, 3 diverged, 1 failed, 2 user error, 143 and 130 preempted."""
-    return int(importlib.import_module(TRAINING_MODULE).run_trial(trial, corpus))
+    """Train for real. Exit codes are those of `python -m attnres.train`."""
+    training = importlib.import_module(TRAINING_MODULE)
+    try:
+        record = training.train(trial, corpus)
+    except Preempted as error:
+        print(f"{trial.name}: {error} after a checkpoint", file=sys.stderr)
+        return error.exit_code
+    return int(training.EXIT_CODES[record["status"]])
 
 
 def main(target: Target, trial: Trial, corpus: PackedCorpus, grace_seconds: float) -> None:
@@ -51,7 +61,7 @@ def main(target: Target, trial: Trial, corpus: PackedCorpus, grace_seconds: floa
         code = EXIT_BUSY
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        code = 2
+        code = EXIT_USER_ERROR
     finally:
         atexit._run_exitfuncs()  # a forked process skips them; W&B's ends its service there
     sys.exit(code)

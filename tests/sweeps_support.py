@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from attnres.data.corpus import PackedCorpus
+from attnres.trial import Trial
 from sweeps.study import Study, load_study
+from sweeps.trial_process import train_trial
 
-WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma".split()
+WORDS = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma".split()
+)
 
 STUDY = """
 name: tiny
@@ -90,5 +99,66 @@ class Workplace:
         return load_study([*study, *self.overrides(*more)], str(self.configs))
 
 
-def names(study: Study) -> Sequence[str]:
-    return [planned.trial.name for planned in study.trials]
+class Notes:
+    """A watch that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def update(self, progress: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def about(self, name: str) -> list[str]:
+        return [line.removeprefix(f"{name}: ") for line in self.lines if line.startswith(name)]
+
+
+# What trials' processes run in tests of failure. Training is real wherever a trial is not made to fail.
+
+
+def fail_by_size_and_rule(trial: Trial, corpus: PackedCorpus) -> int:
+    """tiny_a: prenorm is killed, block raises. tiny_b: prenorm writes nothing and exits 0, block trains."""
+    match trial.config.model.name, trial.config.residual.rule:
+        case "tiny_a", "prenorm":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "tiny_a", _:
+            raise RuntimeError("no such luck")
+        case "tiny_b", "prenorm":
+            return 0
+    return train_trial(trial, corpus)
+
+
+def be_killed_once(trial: Trial, corpus: PackedCorpus) -> int:
+    """The first attempt at each trial is killed."""
+    marker = trial.folder / "was_here"
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train_trial(trial, corpus)
+
+
+def processes_with(marker: str) -> list[int]:
+    """Living processes whose environment holds this text: a launcher started with it, and all it started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            zombie = (path.parent / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if marker.encode() in path.read_bytes() and not zombie:
+                found.append(int(path.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

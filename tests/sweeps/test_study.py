@@ -80,10 +80,15 @@ def test_a_rule_file_that_changes_more_than_the_rule_is_refused(workplace: Workp
 
 def test_axes_multiply_the_grid_and_are_in_the_plan(shared_workplace: Workplace) -> None:
     study = shared_workplace.study(
-        "study.sizes=[tiny_a]", "study.axes.optim.learning_rate=[1e-3,2e-3]", "study.axes.schedule=[cosine,wsd]"
+        "study.sizes=[tiny_a]",
+        "study.axes.optim.learning_rate=[1e-3,2e-3]",
+        "study.axes.schedule=[cosine,wsd]",
     )
     assert len(study.trials) == 2 * 2 * 2
-    rates = {planned.axes["optim.learning_rate"]: planned.trial.config.optim.learning_rate for planned in study.trials}
+    rates = {
+        planned.axes["optim.learning_rate"]: planned.trial.config.optim.learning_rate
+        for planned in study.trials
+    }
     assert rates == {1e-3: 1e-3, 2e-3: 2e-3}
     assert {planned.axes["schedule"] for planned in study.trials} == {"cosine", "wsd"}
     assert describe(study)["trials"][0]["axes"] == {"optim.learning_rate": 1e-3, "schedule": "cosine"}
@@ -135,8 +140,14 @@ REFUSED = [
     (["study.rules=[prenorm,{rule: attnres_block, nun_blocks: 2}]"], "residual.nun_blocks=2: unknown key"),
     (["study.rules=[prenorm,{num_blocks: 2}]"], "study.rules={'num_blocks': 2}: a rule is a name, or {rule:"),
     (["study.rules=[prenorm,{rule: attnres_block, num_blocks: 9}]"], "residual.num_blocks=9: is more than"),
-    (["study.rules=[prenorm,attnres_block,{rule: attnres_block, num_blocks: 8}]", "model.depth=8"], "study.rules="),
-    (["study.baseline=attnres"], "study.baseline=attnres: is not a rule of this study: prenorm, attnres_block_n2"),
+    (
+        ["study.rules=[prenorm,attnres_block,{rule: attnres_block, num_blocks: 8}]", "model.depth=8"],
+        "study.rules=",
+    ),
+    (
+        ["study.baseline=attnres"],
+        "study.baseline=attnres: is not a rule of this study: prenorm, attnres_block_n2",
+    ),
     (["study.name=../elsewhere"], "study.name=../elsewhere: use 1 to 64 letters"),
     (["study.name=.hidden"], "study.name=.hidden: use 1 to 64 letters"),
     (["study.axes.optim.beta1=[]"], "study.axes.optim.beta1=[]: is empty"),

@@ -1,0 +1,157 @@
+"""Kill a launch at random moments and compare what comes out with a launch left alone.
+
+    python tests/kill_launch.py --kills 10 study=smoke budget.tokens_per_parameter=1
+
+Every kill is SIGKILL to the launcher only, at a random moment between its start and its end. Half of the
+time the next launch comes at once, while the orphaned trials still save their checkpoints; the other half
+only after all processes are gone. In the end the records must equal those of the undisturbed launch, apart
+from timing fields. `--trials` kills a random process of a trial half of the time instead. Exit code 0: all
+records are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sweeps_support import processes_with, wait_until
+
+from attnres.record import comparable, read_record
+
+MARKER = "ATTNRES_TEST_LAUNCH"
+ROOT = Path(__file__).resolve().parents[1]
+GONE_SECONDS = 60.0  # that orphaned trials may take to save and end
+
+
+@dataclass
+class Outcome:
+    """What the kills did."""
+
+    kills: int = 0
+    trial_kills: int = 0
+    rounds: int = 0  # fresh runs folders that the kills were spread over
+    leftovers: int = 0  # processes still there after GONE_SECONDS
+    compared: int = 0
+    differing: list[str] = field(default_factory=list)  # names of trials whose records differ
+
+
+class Launch:
+    """`python -m sweeps.launch ARGUMENTS` in a folder of its own, and all processes that it starts."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.marker = uuid.uuid4().hex
+        environment = os.environ | {MARKER: self.marker, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "sweeps.launch", *arguments]
+        with open(folder / "launch.log", "a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def alive(self) -> list[int]:
+        return processes_with(f"{MARKER}={self.marker}")
+
+    def gone(self, seconds: float = GONE_SECONDS) -> bool:
+        """Whether all its processes end within the time."""
+        return wait_until(lambda: not self.alive(), seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def run_undisturbed(folder: Path, arguments: list[str]) -> float:
+    """Launch and wait; returns the seconds it took."""
+    started = time.monotonic()
+    launch = Launch(folder, arguments)
+    code = launch.process.wait()
+    if code:
+        raise SystemExit(f"the undisturbed launch ended with {code}; see {folder / 'launch.log'}")
+    return time.monotonic() - started
+
+
+def run_disturbed(
+    folder: Path,
+    arguments: list[str],
+    kills: int,
+    seconds: float,
+    draw: random.Random,
+    trials: bool,
+    outcome: Outcome,
+) -> None:
+    """Launch, kill, launch again, until the study is done or so many kills were made; then let it finish."""
+    while outcome.kills < kills:
+        launch = Launch(folder, arguments)
+        try:
+            launch.process.wait(draw.uniform(0, seconds))
+            break  # it was faster than the kill
+        except subprocess.TimeoutExpired:
+            pass
+        if trials and draw.random() < 0.5:
+            outcome.trial_kills += _kill_a_trial(launch, draw)
+        launch.kill()
+        outcome.kills += 1
+        if draw.random() < 0.5 and not launch.gone():
+            outcome.leftovers += len(launch.alive())
+    run_undisturbed(folder, arguments)
+
+
+def _kill_a_trial(launch: Launch, draw: random.Random) -> int:
+    trials = [pid for pid in launch.alive() if os.getsid(pid) == pid and pid != launch.process.pid]
+    if not trials:
+        return 0
+    os.kill(draw.choice(trials), signal.SIGKILL)
+    time.sleep(0.3)
+    return 1
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: read_record(path) for path in folder.glob("runs/*/*/record.json")}
+
+
+def compare(expected: Path, found: Path, outcome: Outcome) -> None:
+    wanted, got = records(expected), records(found)
+    assert wanted
+    for trial, record in wanted.items():
+        outcome.compared += 1
+        if trial not in got or comparable(got[trial]) != comparable(record):
+            outcome.differing.append(record["name"])
+
+
+def check(root: Path, arguments: list[str], kills: int, seed: int, trials: bool = False) -> Outcome:
+    """The whole check, below `root`. The arguments of sweeps.launch must not have runs_dir among them."""
+    draw, outcome = random.Random(seed), Outcome()
+    seconds = run_undisturbed(root / "undisturbed", arguments)
+    while outcome.kills < kills:
+        outcome.rounds += 1
+        folder = root / f"disturbed_{outcome.rounds}"
+        run_disturbed(folder, arguments, kills, seconds, draw, trials, outcome)
+        compare(root / "undisturbed", folder, outcome)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill a launch at random moments and compare the records.")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trials", action="store_true", help="also kill processes of trials")
+    options, arguments = parser.parse_known_args()
+    root = Path(tempfile.mkdtemp(prefix="kill_launch_"))
+    outcome = check(root, arguments, options.kills, options.seed, options.trials)
+    print(json.dumps(vars(outcome) | {"folder": str(root)}))
+    return 1 if outcome.differing or outcome.leftovers else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

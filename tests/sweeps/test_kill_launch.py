@@ -1,0 +1,78 @@
+"""Launches killed, stopped or started twice: nothing is lost, nothing is left, nothing runs twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from kill_launch import Launch, Outcome, check, compare, run_undisturbed
+from sweeps_support import Workplace, wait_until
+
+from sweeps.state import read_state
+
+# Long enough to be caught in the middle on a fast machine: some hundred steps a trial.
+LONGER = ("study.sizes=[tiny_a]", "budget.tokens=38400", "runtime.checkpoint_seconds=0.3")
+
+
+def arguments(workplace: Workplace, *more: str) -> list[str]:
+    """Of a launch in a folder of its own; records name their runs_dir, which must be the same text."""
+    return [word for word in workplace.arguments(*LONGER, *more) if not word.startswith("runs_dir=")]
+
+
+def some_trial_runs(workplace: Workplace, folder: str) -> bool:
+    states = [read_state(path.parent) for path in (workplace.root / folder).glob("runs/tiny/*/status.json")]
+    return any(state.state == "running" and (state.step or 0) > 0 for state in states)
+
+
+def test_a_launcher_that_is_told_to_stop_saves_its_trials_and_leaves_nothing(workplace: Workplace) -> None:
+    words = arguments(workplace)
+    launch = Launch(workplace.root / "stopped", words)
+    assert wait_until(lambda: some_trial_runs(workplace, "stopped"), 60)
+    assert len(launch.alive()) >= 3  # launcher, fork server, a trial
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.process.wait(30) == 128 + signal.SIGTERM
+    assert launch.gone(5)
+    folders = [path.parent for path in (workplace.root / "stopped").glob("runs/tiny/*/status.json")]
+    assert "preempted" in [read_state(folder).state for folder in folders]
+    log = (workplace.root / "stopped" / "launch.log").read_text()
+    assert "Traceback" not in log
+    assert "stopped; the same command goes on from the checkpoints" in log
+    run_undisturbed(workplace.root / "stopped", words)
+    run_undisturbed(workplace.root / "undisturbed", words)
+    outcome = Outcome()
+    compare(workplace.root / "undisturbed", workplace.root / "stopped", outcome)
+    assert (outcome.compared, outcome.differing) == (2, [])
+
+
+def test_two_launches_at_once_train_each_trial_once(workplace: Workplace) -> None:
+    words = arguments(workplace, "launch.workers=1")
+    first, second = (Launch(workplace.root / "shared", words) for _ in range(2))
+    assert [first.process.wait(120), second.process.wait(120)] == [0, 0]
+    folders = [path.parent for path in (workplace.root / "shared").glob("runs/tiny/*/config.yaml")]
+    assert len(folders) == 2
+    for folder in folders:
+        state = read_state(folder)
+        assert (state.state, state.attempts) == ("finished", 1)
+        assert (folder / "log.txt").read_text().count("step 1/") == 1
+
+
+@pytest.mark.slow
+def test_trials_end_when_their_launcher_is_killed(workplace: Workplace) -> None:
+    launch = Launch(workplace.root / "killed", arguments(workplace))
+    assert wait_until(lambda: some_trial_runs(workplace, "killed"), 60)
+    launch.kill()
+    started = time.monotonic()
+    assert launch.gone(20), launch.alive()
+    assert time.monotonic() - started < 20
+    folders = [path.parent for path in (workplace.root / "killed").glob("runs/tiny/*/status.json")]
+    assert {read_state(folder).state for folder in folders} <= {"preempted", "finished"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [False, True], ids=["launcher", "trials too"])
+def test_kills_at_random_moments_change_no_record(workplace: Workplace, trials: bool) -> None:
+    outcome = check(workplace.root, arguments(workplace), kills=2, seed=5 + trials, trials=trials)
+    assert outcome.kills == 2
+    assert outcome.compared >= 2
+    assert (outcome.differing, outcome.leftovers) == ([], 0)

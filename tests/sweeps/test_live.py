@@ -1,0 +1,90 @@
+"""What people see while a study runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import deque
+
+import pytest
+from rich.console import Console
+from sweeps_support import Workplace
+
+from attnres.lock import TrialLock
+from sweeps.live import Lines, LiveTable, StudyEta, headline
+from sweeps.runner import Job, Progress
+from sweeps.state import TrialState
+from sweeps.study import Study
+
+STATUS = {"state": "running", "attempts": 1, "first_started": 1.0, "step": 10, "steps": 40, "loss_nats": 2.5}
+
+
+@pytest.fixture
+def study(workplace: Workplace) -> Study:
+    return workplace.study()
+
+
+def progress_of(study: Study) -> Progress[int]:
+    """One done, one running (a quarter of it), one failed, one waiting."""
+    done, running, failed, waiting = (Job[int](planned) for planned in study.trials)
+    done.state = TrialState("finished", loss_nats=2.0, train_seconds=10.0)
+    failed.state = TrialState("failed", "no luck")
+    folder = running.planned.trial.folder
+    folder.mkdir(parents=True)
+    moment = {"tokens_per_second": 900.0, "eta_seconds": 30.0, "heartbeat": time.time()}
+    (folder / "status.json").write_text(json.dumps(STATUS | moment))
+    return Progress(deque([waiting]), [running], [], [done, failed])
+
+
+def test_eta_is_the_work_left_over_the_workers(study: Study) -> None:
+    progress = progress_of(study)
+    waiting = study.trials[3].trial.id
+    states = {study.trials[1].trial.id: TrialState("running", eta_seconds=30.0)}
+    assert StudyEta({waiting: 50.0}, 1).left(progress, states) == 80.0
+    assert StudyEta({waiting: 50.0}, 2).left(progress, states) == 40.0
+    # One long trial cannot be shared.
+    assert StudyEta({waiting: 2.0}, 2).left(progress, states) == 30.0
+    # Without an estimate, from the FLOPs and the time of what has finished.
+    rate = 10.0 / study.trials[0].flops
+    assert StudyEta({}, 1).left(progress, states) == pytest.approx(30.0 + rate * study.trials[3].flops)
+
+
+def test_eta_is_unknown_at_first(study: Study) -> None:
+    progress = Progress[int](deque(Job[int](planned) for planned in study.trials))
+    assert StudyEta({}, 2).left(progress, {}) is None
+    assert StudyEta({}, 2).left(Progress(), {}) == 0.0
+
+
+def test_lines_on_a_pipe(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = progress_of(study)
+    watch = Lines(StudyEta({}, 2), seconds=0.05)
+    with TrialLock(study.trials[1].trial.folder):
+        watch.update(progress)
+        assert capsys.readouterr().out == ""  # not yet
+        time.sleep(0.06)
+        watch.update(progress)
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert "2 of 4 done, 1 running, 1 waiting, 1 failed or diverged; about" in line
+    assert f"{study.trials[1].trial.name} 25% loss 2.500" in line
+
+
+def test_table_on_a_terminal(study: Study) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120)
+    progress = progress_of(study)
+    watch = LiveTable(StudyEta({}, 2), console)
+    with TrialLock(study.trials[1].trial.folder):
+        watch.update(progress)
+    watch.say("an [event]")
+    watch.close()
+    text = output.getvalue()
+    for part in (study.trials[1].trial.name, "10/40", "25%", "2.500", "900", "2 of 4 done", "an [event]"):
+        assert part in text
+
+
+def test_headline_counts_what_others_train(study: Study) -> None:
+    jobs = [Job[int](planned) for planned in study.trials]
+    progress = Progress[int](deque(jobs[:1]), [], jobs[1:], [])
+    assert headline(progress, None) == "0 of 4 done, 0 running, 1 waiting, 3 trained by another process"

@@ -1,0 +1,138 @@
+"""The plan: its numbers, its estimates, its words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from sweeps_support import Workplace
+
+from attnres.cli import run_command
+from attnres.record import write_text_atomic
+from sweeps import calibration, launch, plan, status
+from sweeps.calibration import Calibration, evaluation_windows, makespan
+from sweeps.study import Study
+from sweeps.table import duration, number, plain_table
+
+
+def remember(study: Study, seconds_per_step: float) -> None:
+    """Put a calibration of every shape into the cache."""
+    for planned in study.trials:
+        path = calibration._path(planned, study.workers)
+        write_text_atomic(path, json.dumps(asdict(Calibration(seconds_per_step, 0.5, 2.0))))
+
+
+def test_plan_numbers(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("study.seeds=[0,1]", "launch.workers=3")
+    study = workplace.study(*words)
+    remember(study, 0.25)
+    assert run_command(plan.main, [*workplace.arguments(*words), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["workers"], data["threads"], len(data["trials"])) == (3, 1, 8)
+    # 40 steps; 1024 validation tokens are 32 windows at the end, 512 are 16 at four evaluations before.
+    assert [evaluation_windows(planned) for planned in study.trials] == [32 + 4 * 16] * 8
+    assert [trial["seconds"] for trial in data["trials"]] == [2 + 40 * 0.25 + 96 * 0.5] * 8
+    assert data["totals"]["wall_seconds"] == 3 * 60  # 8 trials of 60 s on 3 workers
+    assert data["totals"]["flops"] == sum(planned.flops for planned in study.trials)
+    assert {trial["state"] for trial in data["trials"]} == {"missing"}
+    assert not study.folder.exists()  # a plan launches and writes nothing
+
+
+def test_plan_table(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("study.seeds=[0,1]", "study.axes.optim.beta2=[0.9,0.95]")
+    assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    header = lines[1].split()
+    assert header[:4] == ["size", "rule", "optim.beta2", "seeds"]
+    assert len([line for line in lines if line.startswith("tiny_")]) == 8
+    row = next(line.split() for line in lines if line.startswith("tiny_b  attnres_block_n2"))
+    assert row[2:4] == ["0.9", "0,1"]
+    assert "2.56 k" in " ".join(row)
+    assert row[-2:] == ["?", "0/2"]
+    assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate", "--trials"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("tiny_")]) == 16
+
+
+def test_plan_warns_of_too_many_epochs(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("budget.tokens=1_000_000", "study.sizes=[tiny_a]")
+    assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 1
+    assert "tiny_a prenorm, tiny_a attnres_block_n2: " in out
+
+
+def test_a_torn_calibration_is_not_used(workplace: Workplace) -> None:
+    study = workplace.study("study.sizes=[tiny_a]")
+    remember(study, 0.25)
+    assert calibration.known(study)["tiny_a prenorm"] == Calibration(0.25, 0.5, 2.0)
+    calibration._path(study.trials[0], study.workers).write_text("{")
+    assert "tiny_a prenorm" not in calibration.known(study)
+
+
+def test_calibration_is_of_a_shape_on_a_machine(workplace: Workplace) -> None:
+    one = workplace.study("study.sizes=[tiny_a]", "optim.beta2=0.9", "budget.tokens=640").trials
+    same = workplace.study("study.sizes=[tiny_a]", "study.seeds=[5]").trials
+    other = workplace.study("study.sizes=[tiny_a]", "runtime.threads=2").trials
+    keys = [calibration._key(planned, 1) for planned in one]
+    assert keys == [calibration._key(planned, 1) for planned in same]
+    another_rule, another_thread_count = keys[1], calibration._key(other[0], 1)
+    assert len({keys[0], another_rule, another_thread_count, calibration._key(one[0], 2)}) == 4
+
+
+def test_makespan() -> None:
+    assert makespan([5, 4, 3, 3, 3], 2) == 10  # 5 + 3, 4 + 3 + 3
+    assert makespan([5, 4, 3, 3, 3], 1) == 18
+    assert makespan([1], 8) == 1
+
+
+def test_numbers_for_people() -> None:
+    assert [number(value) for value in (0, 12, 1234, 56_100, 4.1e6, 3.2e9)] == [
+        "0",
+        "12",
+        "1.23 k",
+        "56.1 k",
+        "4.1 M",
+        "3.2 B",
+    ]
+    assert [duration(value) for value in (None, 3.2, 90, 6000)] == ["?", "3 s", "1.5 min", "1.7 h"]
+
+
+def test_plain_table_aligns() -> None:
+    text = plain_table("title", ["name", "value"], [["a", "1"], ["bcd", "1000000"]], ["name"])
+    assert text.splitlines() == [
+        "title",
+        "name    value",
+        "----  -------",
+        "a           1",
+        "bcd   1000000",
+    ]
+
+
+@pytest.mark.parametrize("module", [plan, launch, status])
+def test_help_shows_groups_and_examples(module: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(module.main, ["--help"]) == 0  # type: ignore[attr-defined]
+    out = capsys.readouterr().out
+    assert out.startswith("usage: python -m sweeps.")
+    assert "scaling_law, smoke" in out
+    assert "Examples:" in out
+
+
+@pytest.mark.parametrize("module", ["plan", "launch", "status"])
+def test_a_mistake_is_one_line_and_exit_code_2(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"sweeps.{module}", "study=smok"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: study=smok: did you mean smoke?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(plan.main, ["study=smoke", "--jsn"]) == 2
+    assert capsys.readouterr().err == "error: --jsn: unknown option; --help lists the options\n"

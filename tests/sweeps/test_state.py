@@ -1,0 +1,134 @@
+"""What a folder says about its trial, whatever a crash left in it; and the status command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from sweeps_support import Workplace
+
+from attnres.cli import run_command
+from attnres.lock import TrialLock
+from sweeps import status
+from sweeps.state import foreign_trials, read_state
+from sweeps.study import write_study
+
+STATUS = {
+    "state": "running",
+    "pid": 1,
+    "host": "here",
+    "started": 1.0,
+    "first_started": 1.0,
+    "heartbeat": 1.0,
+    "step": 12,
+    "steps": 40,
+    "tokens": 768,
+    "loss_nats": 2.5,
+    "tokens_per_second": 900.0,
+    "eta_seconds": 3.0,
+    "reason": None,
+    "attempts": 1,
+}
+
+
+def write_status(folder: Path, **fields: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "status.json").write_text(json.dumps(STATUS | fields))
+
+
+def test_nothing_there_is_missing(tmp_path: Path) -> None:
+    assert read_state(tmp_path / "nowhere").state == "missing"
+    assert read_state(tmp_path).state == "missing"
+
+
+def test_a_held_lock_is_running_and_an_old_heartbeat_is_shown(tmp_path: Path) -> None:
+    write_status(tmp_path, heartbeat=time.time())
+    with TrialLock(tmp_path):
+        state = read_state(tmp_path)
+        assert (state.state, state.reason, state.step, state.loss_nats) == ("running", None, 12, 2.5)
+        write_status(tmp_path, heartbeat=time.time() - 500)
+        state = read_state(tmp_path)
+        assert state.state == "running"
+        assert state.reason == "no heartbeat for 500 s"
+
+
+def test_a_clock_that_jumped_back_is_no_stale_heartbeat(tmp_path: Path) -> None:
+    write_status(tmp_path, heartbeat=time.time() + 1e6)
+    with TrialLock(tmp_path):
+        assert read_state(tmp_path).reason is None
+
+
+def test_a_new_attempt_does_not_show_the_words_of_the_last_one(tmp_path: Path) -> None:
+    write_status(tmp_path, state="failed", reason="no luck", heartbeat=time.time())
+    with TrialLock(tmp_path):
+        state = read_state(tmp_path)
+    assert (state.state, state.reason, state.step) == ("running", None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "reason"),
+    [
+        ("running", "stale", "its process ended at step 12 of 40 without a record"),
+        ("preempted", "preempted", "stopped at step 12 of 40; a launch goes on from there"),
+        ("failed", "failed", "out of luck"),
+        ("finished", "failed", "its status says finished, but it has no readable record"),
+    ],
+)
+def test_without_a_lock_and_a_record_the_status_tells(
+    tmp_path: Path, said: str, state: str, reason: str
+) -> None:
+    write_status(tmp_path, state=said, reason="out of luck")
+    found = read_state(tmp_path)
+    assert (found.state, found.reason) == (state, reason)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\xff", '{"schema": 99}'])
+def test_torn_files_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "record.json").write_text(text, encoding="latin-1")
+    (tmp_path / "status.json").write_text(text, encoding="latin-1")
+    found = read_state(tmp_path)
+    assert found.state == "missing"
+    assert found.reason is not None
+    assert "record.json" in found.reason and "status.json" in found.reason
+    assert "\n" not in found.reason
+
+
+def test_foreign_trials_are_counted(tmp_path: Path) -> None:
+    for name in ("aaa", "bbb", "report"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "aaa" / "config.yaml").touch()
+    (tmp_path / "bbb" / "record.json").touch()
+    assert foreign_trials(tmp_path, ["bbb"]) == ["aaa"]
+    assert foreign_trials(tmp_path / "nowhere", []) == []
+
+
+def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    study = workplace.study()
+    first, second, *_ = study.trials
+    write_status(first.trial.folder, state="preempted")
+    (study.folder / "0123456789ab").mkdir()
+    (study.folder / "0123456789ab" / "config.yaml").touch()
+    # Before a launch the plan is the configuration's; afterwards it is what was launched.
+    assert run_command(status.main, workplace.arguments()) == 0
+    before = capsys.readouterr().out
+    write_study(study)
+    assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
+    after = capsys.readouterr().out
+    assert before == after
+    assert "4 planned: 1 preempted, 3 missing" in after
+    assert "1 other trial folders are not in this plan" in after
+    assert "stopped at step 12 of 40" in after
+    assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["counts"]["missing"] == 3
+    assert data["foreign"] == ["0123456789ab"]
+    assert [trial["state"] for trial in data["trials"]] == ["preempted", "missing", "missing", "missing"]
+
+
+def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "study.json").write_text('{"trials": [{"id": 1}]}')
+    assert run_command(status.main, ["study=tiny", f"runs_dir={tmp_path}"]) == 2
+    assert "study.json: torn or not a study's plan" in capsys.readouterr().err
