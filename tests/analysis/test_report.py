@@ -1,0 +1,245 @@
+"""The report from end to end, on simulated records, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.markdown import escape, name
+from analysis.report import main
+from analysis.simulate import Truth, simulate_table, write_study
+from attnres.cli import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = {"attnres_full": 1.3, "attnres_block_n8": 1.25}
+COMPARISON_KEYS = {"multiplier", "ci_low", "ci_high", "saving", "loss_gap", "p_value", "verdicts"}
+
+
+def python(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+
+
+def study(runs: Path, truth: Truth, **options: Any) -> Path:
+    write_study(runs / "s", simulate_table(truth, np.random.default_rng(0)), **options)
+    return runs / "s"
+
+
+def report(runs: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """Run in this process without figures; returns results.json and report.md."""
+    assert main(["study=s", f"runs_dir={runs}", "draws=200", "--no-figures", *arguments]) == 0
+    folder = runs / "s" / "report"
+    return json.loads((folder / "results.json").read_text()), (folder / "report.md").read_text()
+
+
+def test_simulate_then_report_as_commands(tmp_path: Path) -> None:
+    runs = f"runs_dir={tmp_path}"
+    made = python("analysis.simulate", "study=demo", runs, "multipliers=1.25,1.3")
+    assert made.returncode == 0, made.stderr
+    done = python("analysis.report", "study=demo", runs)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    folder = tmp_path / "demo" / "report"
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"report: {folder / 'report.md'}"
+    assert re.match(
+        r"attnres_block against prenorm: 1\.\d\dx compute \[1\.\d\d, 1\.\d\d\], saves \d+%", lines[0]
+    )
+    results = json.loads((folder / "results.json").read_text())
+    for rule, truth in (("attnres_block", 1.25), ("attnres_full", 1.3)):
+        comparison = results["comparisons"][rule]
+        assert comparison.keys() >= COMPARISON_KEYS
+        assert comparison["ci_low"] < truth < comparison["ci_high"]
+    for figure in ("loss_against_compute", "size_gaps", "training_curves"):
+        assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{figure}.svg").read_text()
+        assert f"({figure}.png)" in (folder / "report.md").read_text()
+
+
+def test_report_answers_first_and_shows_everything(tmp_path: Path) -> None:
+    study(tmp_path, Truth(RULES, overhead=0.02), purpose="Which rule saves <b>compute</b>?")
+    results, text = report(tmp_path, "claims=1.15")
+    first = text.index("## Verdict")
+    assert first < text.index("## Compute multipliers") < text.index("## Caveats")
+    for line in (results["comparisons"][rule]["verdict_line"] for rule in RULES):
+        assert escape(line) in text
+    assert r"\<b\>compute" in text
+    for words in ("1.15x compute", "m in wall-clock", "not identified", "Leaving out one size"):
+        assert words in text
+    verdicts = results["comparisons"]["attnres_full"]["verdicts"]
+    assert set(verdicts) == {
+        "better than baseline",
+        "1.10x compute",
+        "1.15x compute",
+        "1.25x compute",
+        "20 % saving",
+        "25 % saving",
+    }
+    assert verdicts["better than baseline"]["verdict"] == "supported"
+    folder = tmp_path / "s" / "report"
+    tables = {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    assert set(tables) == {"trials", "comparisons", "claims", "sizes", "sensitivity", "laws"}
+    assert len(tables["trials"]) == 45 and len(tables["sizes"]) == 10
+    exact = results["comparisons"]["attnres_full"]["multiplier"]
+    assert tables["comparisons"].set_index("rule")["multiplier"]["attnres_full"] == pytest.approx(
+        exact, rel=1e-12
+    )
+
+
+def test_results_hold_the_truth_in_full_precision(tmp_path: Path) -> None:
+    study(tmp_path, Truth({"attnres_block": 1.25}, noise=0, misfit=0, overhead=0.02))
+    results, _ = report(tmp_path)
+    comparison = results["comparisons"]["attnres_block"]
+    assert comparison["multiplier"] == pytest.approx(1.25, rel=1e-6)
+    assert comparison["saving"] == pytest.approx(0.2, rel=1e-6)
+    assert results["laws"]["prenorm"]["exponent"] == pytest.approx(0.057, rel=1e-6)
+    assert results["schema"] == 1 and results["unit"] == "FLOP"
+    assert results["how"]["command"].startswith("python -m analysis.report study=s")
+
+
+def test_conventions_correct_for_the_rules_own_work(tmp_path: Path) -> None:
+    """m counts the rule's FLOPs; without them the same losses look 2 % better."""
+    study(tmp_path, Truth({"attnres_block": 1.25}, noise=0, misfit=0, overhead=0.02))
+    results, _ = report(tmp_path)
+    conventions = results["comparisons"]["attnres_block"]["conventions"]
+    assert conventions["total"]["multiplier"] == pytest.approx(1.25, rel=1e-6)
+    assert conventions["without_residual"]["multiplier"] == pytest.approx(1.25 * 1.02, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("truth", "options", "reason"),
+    [
+        (Truth(sizes=5), {"too_small": "One seed tells nothing."}, "One seed tells nothing."),
+        (Truth(sizes=3, seeds=1, decades=0.5), {}, "3 sizes are fewer than the 4"),
+    ],
+)
+def test_a_small_study_says_so_and_supports_nothing(
+    tmp_path: Path, truth: Truth, options: dict[str, Any], reason: str
+) -> None:
+    study(tmp_path, truth, **options)
+    results, text = report(tmp_path)
+    assert "**Too small to judge a claim.**" in text and reason in text
+    (comparison,) = results["comparisons"].values()
+    assert {v["verdict"] for v in comparison["verdicts"].values()} == {"cannot tell"}
+    assert "too small to judge" in comparison["verdict_line"]
+
+
+def test_what_was_let_pass_is_printed(tmp_path: Path) -> None:
+    folder = study(tmp_path, Truth(sizes=5))
+    gone = next(iter(folder.glob("*/record.json")))
+    gone.unlink()
+    results, text = report(tmp_path, "--allow", "missing")
+    assert results["let_pass"][0].startswith("missing: 1 of 30 trials")
+    assert "1 of 30 trials have no record" in text
+    assert "have no partner of the same size and seed" in text
+
+
+def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
+    folder = study(tmp_path, Truth())
+    path = next(iter(folder.glob("*/record.json")))
+    record = json.loads(path.read_text())
+    record["environment"]["threads"] = 2
+    path.write_text(json.dumps(record))
+    results, text = report(tmp_path)
+    assert results["comparisons"]["attnres_block"]["wall_clock"] is None
+    assert "ran on different machines or thread counts" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study=s", "sizes=3"], "sizes=3: unknown key"),
+        (["study="], "study=: name the study"),
+        ([], "study=: name the study"),
+        (["study=../x"], "study=../x: name the study"),
+        (["study=s", "report"], "report=: write key=value"),
+        (["study=s", "--force"], "--force: unknown option"),
+        (["study=s", "confidence=95"], "confidence=95: must be a number from 0.5"),
+        (["study=s", "draws=many"], "draws=many: must be a number"),
+        (["study=s", "claims=lots"], "claims=lots: write a multiplier"),
+        (["study=s", "where=rate"], "where=rate: write where="),
+        (["study=s", "--allow=all"], "--allow=all: one of missing"),
+        (["study=none"], "study=none: there is no folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    study(tmp_path, Truth())
+    assert run_command(main, [*arguments, f"runs_dir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_refusal_as_a_command(tmp_path: Path) -> None:
+    study(tmp_path, Truth(sizes=1))
+    done = python("analysis.report", "study=s", f"runs_dir={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr == "error: study=s: 1 sizes (size1): a comparison needs 3\n"
+    assert done.stdout == ""
+
+
+def test_help_is_fast_and_complete() -> None:
+    started = time.monotonic()
+    done = python("analysis.report", "--help")
+    assert done.returncode == 0
+    assert time.monotonic() - started < 20  # about 1 s; loose, because machines are shared
+    for words in ("runs_dir", "--allow", "mixed_validation", "Examples", "without_residual"):
+        assert words in done.stdout
+    assert python("analysis.simulate", "--help").returncode == 0
+
+
+def test_matplotlib_and_torch_are_not_imported_for_numbers(tmp_path: Path) -> None:
+    study(tmp_path, Truth())
+    code = (
+        "import sys; from analysis.report import main;"
+        f"main(['study=s', 'runs_dir={tmp_path}', 'draws=100', '--no-figures']);"
+        "print([m for m in ('torch', 'matplotlib', 'wandb') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_names_cannot_act_as_markdown() -> None:
+    assert name("attnres_block_n8") == "`attnres_block_n8`"
+    assert name("a|b") == r"a\|b"
+    assert name("a`b") == r"a\`b"
+    assert escape("<script>\n# x") == r"\<script\> \# x"
+
+
+def test_simulate_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from analysis.simulate import main as simulate
+
+    for argument, message in (
+        ("sizes=many", "must be a number"),
+        ("size=3", "unknown key"),
+        ("noise=-1", "negative"),
+    ):
+        assert run_command(simulate, ["study=d", f"runs_dir={tmp_path}", argument]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "d").mkdir()
+    assert run_command(simulate, ["study=d", f"runs_dir={tmp_path}"]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_large_report_takes_less_than_20_seconds(tmp_path: Path) -> None:
+    """6 rules x 6 sizes x 5 seeds, 2,000 draws, every row and figure."""
+    rules = {f"attnres_block_n{n}": 1 + 0.05 * n for n in range(1, 6)}
+    study(tmp_path, Truth(rules, sizes=6, seeds=5, overhead=0.02))
+    started = time.monotonic()
+    done = python("analysis.report", "study=s", f"runs_dir={tmp_path}", "draws=2000")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 20
