@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from analysis.arrays import finite_positive
 from analysis.multistart import (
     NEGLIGIBLE_LOG_TERM,
     Objective,
@@ -25,7 +26,7 @@ from analysis.multistart import (
     standard_errors,
     value_range,
 )
-from analysis.parametric_search import LOWEST_LOG_TERM, Array
+from analysis.parametric_search import LOWEST_LOG_TERM
 from analysis.parametric_starts import random_starts
 from attnres.errors import DataError
 
@@ -65,7 +66,10 @@ def fit_compute_law(
     """Fit with A, alpha, E >= 0. Raises DataError for points that cannot carry the law."""
     chosen = parse_objective(objective) if isinstance(objective, str) else objective
     check_search(starts, bootstrap, resample)
-    compute, loss = _checked(C, L, MIN_LEVELS + with_floor)
+    compute, loss = finite_positive(C=C, L=L)
+    distinct = np.unique(compute).size
+    if distinct < MIN_LEVELS + with_floor:
+        raise DataError(f"C: {distinct} distinct value(s); the law needs {MIN_LEVELS + with_floor}")
     data = scale_points(compute, np.ones_like(compute), loss)
     guesses = random_starts(starts, data.x, data.y, data.loss, seed)
     guesses[:, 0] = np.log(np.exp(guesses[:, 0]) + np.exp(guesses[:, 2]))
@@ -106,17 +110,3 @@ def fit_compute_law(
         bootstrap=f"{resample} bootstrap, {bootstrap} draws, 95 % percentile",
         warnings=tuple(warnings),
     )
-
-
-def _checked(C: ArrayLike, L: ArrayLike, levels: int) -> tuple[Array, Array]:
-    compute, loss = np.asarray(C, dtype=float).ravel(), np.asarray(L, dtype=float).ravel()
-    if compute.size != loss.size:
-        raise DataError(f"C, L: {compute.size} and {loss.size} values; they must be equally many")
-    for name, values in (("C", compute), ("L", loss)):
-        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-        if bad.size:
-            raise DataError(f"{name}={values[bad[0]]!r}: row {bad[0] + 1} is not finite and positive")
-    distinct = np.unique(compute).size
-    if distinct < levels:
-        raise DataError(f"C: {distinct} distinct value(s); the law needs {levels}")
-    return compute, loss

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from analysis.parametric_search import Array
+from analysis.arrays import Array, finite_positive
 from attnres.errors import DataError
 
 BUDGET_TOLERANCE = 0.05  # relative: budgets closer than this are one
@@ -101,15 +101,7 @@ def fit_isoflop(
     Runs belong to one budget when, in order of C, each is within `budget_tolerance` (relative) of the next.
     Raises DataError when fewer than 3 budgets have an optimum; the message gives the refusals.
     """
-    size, compute, loss = (np.asarray(values, dtype=float).ravel() for values in (N, C, L))
-    if not size.size == compute.size == loss.size:
-        raise DataError(
-            f"N, C, L: {size.size}, {compute.size} and {loss.size} values; they must be equally many"
-        )
-    for name, values in (("N", size), ("C", compute), ("L", loss)):
-        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-        if bad.size:
-            raise DataError(f"{name}={values[bad[0]]!r}: row {bad[0] + 1} is not finite and positive")
+    size, compute, loss = finite_positive(N=N, C=C, L=L)
     order = np.lexsort((loss, size, compute))
     size, compute, loss = size[order], compute[order], loss[order]
     breaks = np.flatnonzero(np.diff(np.log(compute)) > np.log1p(budget_tolerance)) + 1

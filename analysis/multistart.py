@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.arrays import Array
 from analysis.parametric_search import (
     LOWEST_LOG_TERM,
-    Array,
     Problem,
     fitted,
     least_absolute,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from analysis.arrays import Array, finite_positive
 from analysis.multistart import (
     NEGLIGIBLE_LOG_TERM,
     Objective,
@@ -28,7 +29,7 @@ from analysis.multistart import (
     standard_errors,
     value_range,
 )
-from analysis.parametric_search import LARGEST_EXPONENT, Array, fitted
+from analysis.parametric_search import LARGEST_EXPONENT, fitted
 from analysis.parametric_starts import projected_start, random_starts
 from attnres.errors import DataError
 
@@ -161,14 +162,7 @@ def fit_parametric(
 
 
 def _checked(N: ArrayLike, D: ArrayLike, L: ArrayLike) -> tuple[Array, Array, Array]:
-    n, d, loss = (np.asarray(values, dtype=float).ravel() for values in (N, D, L))
-    if not n.size == d.size == loss.size:
-        raise DataError(f"N, D, L: {n.size}, {d.size} and {loss.size} values; they must be equally many")
-    for name, values in (("N", n), ("D", d), ("L", loss)):
-        bad = ~(np.isfinite(values) & (values > 0))
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise DataError(f"{name}={values[row]!r}: row {row + 1} is not finite and positive")
+    n, d, loss = finite_positive(N=N, D=D, L=L)
     if n.size < LEAST_POINTS:
         raise DataError(
             f"points={n.size}: the parametric law has 5 parameters; at least {LEAST_POINTS} points"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from analysis.arrays import Array
 
 CAUTIOUS_ITERATIONS = 40  # far from the optimum reweighted Gauss-Newton steps are safe; then Newton is fast
 MAX_ITERATIONS = 400

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from analysis.parametric_search import LOWEST_LOG_TERM, Array
+from analysis.arrays import Array
+from analysis.parametric_search import LOWEST_LOG_TERM
 
 
 def projected_start(x: Array, y: Array, loss: Array, log: bool) -> Array:
@@ -36,16 +37,20 @@ def _project(
     x: Array, y: Array, loss: Array, weight: Array, alphas: Array, betas: Array
 ) -> tuple[Array, Array]:
     """Misfit [Ka, Kb] and E, A, B [Ka, Kb, 3] of non-negative least squares for every pair of exponents."""
-    shape = (alphas.size, betas.size, x.size)
-    columns = np.empty((*shape, 3))
-    columns[..., 0] = 1.0
-    columns[..., 1] = np.exp(-np.outer(alphas, x))[:, None, :]
-    columns[..., 2] = np.exp(-np.outer(betas, y))[None, :, :]
-    weighted = columns * weight[:, None]
-    gram = np.swapaxes(weighted, -1, -2) @ columns
-    right = np.einsum("...pk,p->...k", weighted, loss)
-    misfit = np.full(shape[:2], np.inf)
-    best = np.zeros((*shape[:2], 3))
+    shape = (alphas.size, betas.size)
+    u, v = np.exp(-np.outer(alphas, x)), np.exp(-np.outer(betas, y))
+    gram, right = np.empty((*shape, 3, 3)), np.empty((*shape, 3))
+    gram[..., 0, 0] = weight.sum()
+    gram[..., 0, 1] = gram[..., 1, 0] = (u @ weight)[:, None]
+    gram[..., 0, 2] = gram[..., 2, 0] = v @ weight
+    gram[..., 1, 1] = (u**2 @ weight)[:, None]
+    gram[..., 2, 2] = v**2 @ weight
+    gram[..., 1, 2] = gram[..., 2, 1] = (u * weight) @ v.T
+    right[..., 0] = weight @ loss
+    right[..., 1] = (u @ (weight * loss))[:, None]
+    right[..., 2] = v @ (weight * loss)
+    misfit = np.full(shape, np.inf)
+    best = np.zeros((*shape, 3))
     # Three columns: of the seven possible sets of positive coefficients the best feasible one is the answer.
     for chosen in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
         block = gram[..., np.array(chosen)[:, None], chosen]

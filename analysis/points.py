@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.parametric_search import Array
+from analysis.arrays import Array
 from attnres.errors import ConfigError, DataError
 
 QUANTITIES = ("N", "D", "C", "loss")
@@ -117,8 +117,8 @@ def read_points(
     """Read the needed quantities of a CSV file.
 
     `columns` maps them: `N=params,D=tokens,loss=val_loss`. Of N, D, C one may be missing; it then comes
-    from C = 6 N D. `drop_highest` leaves out that many rows of the highest loss, after `where`. `drop_empty` leaves
-    out rows with an empty needed cell instead of refusing them.
+    from C = 6 N D. `drop_highest` leaves out that many rows of the highest loss, after `where`. `drop_empty`
+    leaves out rows with an empty needed cell instead of refusing them.
     Raises ConfigError or DataError naming the field and the value.
     """
     header, rows = _read_csv(path)

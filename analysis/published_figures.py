@@ -119,7 +119,7 @@ def _marker(rule: str) -> dict[str, Any]:
     if rule == "attnres_full":
         return {
             **LOOKS[rule],
-            "markersize": 8.5,
+            "markersize": 7,
             "markerfacecolor": "none",
             "markeredgewidth": 1.5,
             "zorder": 4,
@@ -152,20 +152,14 @@ def _arrow_of_curves(axes: Axes, published: Published) -> None:
         arrowprops={"arrowstyle": "<->", "color": "#222222", "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0},
         zorder=5,
     )
-    axes.annotate(
-        f"printed curves at {FIGURE_4_COMPUTE}: {multiplier:.2f}x\n({low:.2f}x to {high:.2f}x by rounding)",
-        (FIGURE_4_COMPUTE, loss),
-        xytext=(0.05, 0.07),
-        textcoords="axes fraction",
+    axes.text(
+        0.04,
+        0.06,
+        f"Arrow: printed curves at C = {FIGURE_4_COMPUTE}, {multiplier:.2f}x\n"
+        f"({low:.2f}x to {high:.2f}x within their rounding)",
+        transform=axes.transAxes,
         fontsize=9,
         color=style.MUTED,
-        arrowprops={
-            "arrowstyle": "-",
-            "color": style.MUTED,
-            "linewidth": 0.7,
-            "relpos": (1, 0.75),
-            "shrinkB": 2,
-        },
     )
 
 
@@ -244,7 +238,7 @@ def block_size(published: Published) -> Figure:
         axes.annotate(
             f"{value:.3f}",
             (size, value),
-            xytext=(-3, 9),
+            xytext=(-8, 9),
             textcoords="offset points",
             ha="center",
             fontsize=9,
