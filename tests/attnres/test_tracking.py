@@ -115,7 +115,7 @@ def test_a_folder_that_wandb_cannot_use_costs_one_warning(
 def test_no_key_means_offline_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decided before W&B is asked, which would wait at a prompt. The blocked folder keeps it from starting."""
+    """Decided before W&B is asked, which would wait at a prompt. The blocked folder stops it."""
     monkeypatch.setenv("WANDB_MODE", "online")
     trial, _ = tiny_trial(tmp_path, "tracking=wandb_offline")
     trial.folder.mkdir(parents=True)
@@ -237,7 +237,7 @@ def test_no_network_means_offline_with_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-@pytest.mark.parametrize("size", ["100k", "700k"], ids=["full at the start", "full during the run"])
+@pytest.mark.parametrize("size", ["100k", "300k"], ids=["full at the start", "full during the run"])
 def test_a_full_disk_below_wandb_costs_one_warning(tmp_path: Path, size: str) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -247,11 +247,11 @@ def test_a_full_disk_below_wandb_costs_one_warning(tmp_path: Path, size: str) ->
     if mounted.returncode:
         pytest.skip("cannot mount here")
     try:
-        done = run(tmp_path, "runtime.log_every_steps=1", steps=3000, WANDB_DIR=str(small))
+        done = run(tmp_path, "runtime.log_every_steps=1", steps=800, WANDB_DIR=str(small))
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: W&B") == 1 and "No space left" in done.stderr
     assert "Logging error" not in done.stderr
     (folder,) = trial_folders(tmp_path)
-    assert len([row for row in read_rows(folder / METRICS_FILE) if row["kind"] == "train"]) == 3000
+    assert len([row for row in read_rows(folder / METRICS_FILE) if row["kind"] == "train"]) == 800
