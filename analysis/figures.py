@@ -60,7 +60,8 @@ def loss_against_compute(result: StudyResult) -> Figure:
     style.label_ends(axes, ends)
     _multiplier_arrow(axes, _most(result), per_unit)
     note = f"{_bar_note(table)}\nLines: one exponent for each pair with {short(data.baseline)}."
-    axes.text(0.02, 0.03, note, transform=axes.transAxes, fontsize=8, color=style.MUTED, va="bottom")
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    axes.text(0.02, 0.03, note, transform=axes.transAxes, fontsize=8, color=style.MUTED, bbox=white)
     return figure
 
 
@@ -259,7 +260,7 @@ def _forest(
 
 
 def training_curves(data: StudyData) -> Figure:
-    """Training loss (thin, each seed) and validation losses (points) over tokens, one panel per size."""
+    """Training loss (each seed, smoothed) and final validation losses (points), one panel per size."""
     table = data.table
     order = table.groupby("size")["compute"].mean().sort_values().index
     columns = min(3, len(order))
@@ -285,11 +286,11 @@ def _curves(axes: Axes, rows: pd.DataFrame, data: StudyData, size: str) -> None:
         look = style.look(index)
         named = False
         for _, row in rows[rows["rule"] == rule].iterrows():
-            tokens, loss = read_curve(data.folder / str(row["id"]) / METRICS_FILE)
+            tokens, loss = smooth(*read_curve(data.folder / str(row["id"]) / METRICS_FILE))
             label = short(rule) if not named else None
             named = True
             axes.plot(tokens, loss, color=look["color"], linewidth=0.8, alpha=0.75, label=label)
-            axes.plot([row["tokens"]], [row["loss"]], markersize=4, markeredgecolor="white", **look)
+            axes.plot([row["tokens"]], [row["loss"]], markersize=3.5, markeredgewidth=0, **look)
             lowest = min(lowest, float(row["loss"]), *loss[-1:])
             late += [float(row["loss"]), *loss[len(loss) // 6 :]]
     axes.set_title(short(size), fontsize=10)
@@ -298,6 +299,14 @@ def _curves(axes: Axes, rows: pd.DataFrame, data: StudyData, size: str) -> None:
     axes.set_xlim(0, float(rows["tokens"].max()) * 1.03)
     axes.xaxis.set_major_locator(style.few_ticks())
     axes.xaxis.set_major_formatter(style.count_formatter())
+
+
+def smooth(tokens: list[float], loss: list[float]) -> tuple[list[float], list[float]]:
+    """Running mean over a fortieth of the curve: one batch's loss varies more than rules differ."""
+    window = max(1, len(loss) // 40)
+    kernel = np.full(window, 1 / window)
+    means = [np.convolve(values, kernel, "valid").tolist() if values else [] for values in (tokens, loss)]
+    return means[0], means[1]
 
 
 def read_curve(path: Path) -> tuple[list[float], list[float]]:

@@ -66,7 +66,9 @@ def render(result: StudyResult, how: Mapping[str, Any], figures: Sequence[str]) 
         _laws(result),
         _caveats(result),
         _figure(
-            figures, "training_curves", "Training loss over tokens, each seed; points are the final losses"
+            figures,
+            "training_curves",
+            "Training loss over tokens, each seed, smoothed; points are the final validation losses",
         ),
         _how(result, how),
     ]
