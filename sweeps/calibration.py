@@ -7,6 +7,7 @@ trials are better still.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import importlib.metadata
@@ -57,11 +58,10 @@ def evaluation_windows(planned: PlannedTrial) -> int:
 
 def known(study: Study) -> dict[str, Calibration]:
     """Calibrations by cell, from finished records and the cache; nothing is measured."""
-    found = {}
-    for planned in study.trials:
-        if planned.cell not in found:
-            calibration = _from_record(planned) or _from_cache(planned, study.workers)
-            if calibration is not None:
+    found: dict[str, Calibration] = {}
+    for source in (_from_record, lambda planned: _from_cache(planned, study.workers)):
+        for planned in study.trials:
+            if planned.cell not in found and (calibration := source(planned)):
                 found[planned.cell] = calibration
     return found
 
@@ -97,11 +97,13 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
+@functools.cache
 def machine() -> dict[str, Any]:
     """What makes this machine's times its own."""
     return {"cpu": _processor(), "cores": os.cpu_count(), "torch": importlib.metadata.version("torch")}
 
 
+@functools.cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -17,6 +17,7 @@ from sweeps.runner import Interrupts, Progress, Runner, launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.table import duration
+from sweeps.trial_process import PRELOAD
 
 USAGE = """
 usage: python -m sweeps.launch study=NAME [key=value ...] [--config-dir DIR]
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
     study = load_study(argv, config_dir, say)
     for warning in warnings(study):
         say(f"warning: {warning}")
-    executor = LocalExecutor(study.threads, study.config.launch.grace_seconds)
+    executor = LocalExecutor(study.threads, study.config.launch.grace_seconds, preload=preload(study))
     with Interrupts() as interrupts:
         watch = open_watch(_eta(study), study.config.launch.report_seconds)
         try:
@@ -62,6 +63,12 @@ def main(argv: list[str]) -> int:
         finally:
             watch.close()
     return report(study, time.monotonic() - started, interrupts.first)
+
+
+def preload(study: Study) -> tuple[str, ...]:
+    """Modules that the fork server loads once for all trials."""
+    tracked = any(planned.trial.config.tracking.wandb != "disabled" for planned in study.trials)
+    return (*PRELOAD, "wandb") if tracked else PRELOAD
 
 
 def report(study: Study, seconds: float, interrupted_by: int | None) -> int:

@@ -141,9 +141,11 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
 
 def _summary(study: Study, total: Mapping[str, Any]) -> str:
     trials = f"{total['trials']} trials ({total['ended']} done), {number(total['tokens'])} tokens"
-    where = f"{study.workers} at once, {study.threads} threads each"
-    line = f"{trials}, {total['flops']:.3g} FLOPs; {where}: about {duration(total['wall_seconds'])}"
-    if total["ended"]:
+    threads = "1 thread" if study.threads == 1 else f"{study.threads} threads"
+    line = f"{trials}, {total['flops']:.3g} FLOPs; {study.workers} at once, {threads} each"
+    if total["wall_seconds"] is not None:
+        line += f": about {duration(total['wall_seconds'])}"
+    if total["ended"] and total["wall_seconds_left"] is not None:
         line += f", {duration(total['wall_seconds_left'])} left"
     return f"{line}. Parameters are without embedding and unembedding; time is of one trial."
 

@@ -153,6 +153,7 @@ class Runner(Generic[Handle]):
         if state.ended:
             self._end(job, state)
         elif code == EXIT_BUSY:
+            job.attempts -= 1
             self.progress.elsewhere.append(job)
         elif cause := _from_outside(code):
             if job.attempts <= self.max_retries:
@@ -192,15 +193,13 @@ class Runner(Generic[Handle]):
 
     def _stop_all(self, interrupted: Callable[[], int]) -> None:
         """Ask every attempt to write its checkpoint and end; kill what does not within the grace time."""
-        running = self.progress.running
-        if not running:
+        handles = self._still_running()
+        if not handles:
             return
-        self.view.say(
-            f"stopping: {len(running)} trials save their checkpoints (interrupt again to kill them)"
-        )
-        for job in running:
-            assert job.handle is not None
-            self.executor.stop(job.handle)
+        for handle in handles:
+            self.executor.stop(handle)
+        # Only now: if nobody listens any more, the trials at least have been told.
+        self.view.say(f"stopping: {len(handles)} trials save their checkpoints (interrupt again to kill)")
         deadline = time.monotonic() + self.grace_seconds
         asked = interrupted()
         while self._still_running():
@@ -218,7 +217,10 @@ class Runner(Generic[Handle]):
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; remembers the first, for the exit code."""
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; remembers the first, for the exit code.
+
+    A signal that is ignored already stays ignored: that is how nohup works.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -227,7 +229,8 @@ class Interrupts:
         self.first: int | None = None
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        heeded = [number for number in self.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heeded}
         return self
 
     def __exit__(self, *_: object) -> None:

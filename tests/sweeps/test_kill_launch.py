@@ -12,7 +12,7 @@ from sweeps_support import Workplace, wait_until
 from sweeps.state import read_state
 
 # Long enough to be caught in the middle on a fast machine: some hundred steps a trial.
-LONGER = ("study.sizes=[tiny_a]", "budget.tokens=38400", "runtime.checkpoint_seconds=0.3")
+LONGER = ("study.sizes=[tiny_a]", "budget.tokens=19200", "runtime.checkpoint_seconds=0.3")
 
 
 def arguments(workplace: Workplace, *more: str) -> list[str]:
@@ -22,7 +22,7 @@ def arguments(workplace: Workplace, *more: str) -> list[str]:
 
 def some_trial_runs(workplace: Workplace, folder: str) -> bool:
     states = [read_state(path.parent) for path in (workplace.root / folder).glob("runs/tiny/*/status.json")]
-    return any(state.state == "running" and (state.step or 0) > 0 for state in states)
+    return any(state.state == "running" and state.step is not None for state in states)
 
 
 def test_a_launcher_that_is_told_to_stop_saves_its_trials_and_leaves_nothing(workplace: Workplace) -> None:
@@ -32,7 +32,7 @@ def test_a_launcher_that_is_told_to_stop_saves_its_trials_and_leaves_nothing(wor
     assert len(launch.alive()) >= 3  # launcher, fork server, a trial
     launch.process.send_signal(signal.SIGTERM)
     assert launch.process.wait(30) == 128 + signal.SIGTERM
-    assert launch.gone(5)
+    assert launch.gone(30)  # the fork server needs a moment to unload torch
     folders = [path.parent for path in (workplace.root / "stopped").glob("runs/tiny/*/status.json")]
     assert "preempted" in [read_state(folder).state for folder in folders]
     log = (workplace.root / "stopped" / "launch.log").read_text()

@@ -20,9 +20,9 @@ from sweeps.study import Study
 STATUS = {"state": "running", "attempts": 1, "first_started": 1.0, "step": 10, "steps": 40, "loss_nats": 2.5}
 
 
-@pytest.fixture
-def study(workplace: Workplace) -> Study:
-    return workplace.study()
+@pytest.fixture(scope="module")
+def study(shared_workplace: Workplace) -> Study:
+    return shared_workplace.study()
 
 
 def progress_of(study: Study) -> Progress[int]:
@@ -31,7 +31,7 @@ def progress_of(study: Study) -> Progress[int]:
     done.state = TrialState("finished", loss_nats=2.0, train_seconds=10.0)
     failed.state = TrialState("failed", "no luck")
     folder = running.planned.trial.folder
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     moment = {"tokens_per_second": 900.0, "eta_seconds": 30.0, "heartbeat": time.time()}
     (folder / "status.json").write_text(json.dumps(STATUS | moment))
     return Progress(deque([waiting]), [running], [], [done, failed])

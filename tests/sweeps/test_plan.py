@@ -27,7 +27,7 @@ def remember(study: Study, seconds_per_step: float) -> None:
 
 
 def test_plan_numbers(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("study.seeds=[0,1]", "launch.workers=3")
+    words = ("study.sizes=[tiny_a]", "study.seeds=[0,1,2,3]", "launch.workers=3")
     study = workplace.study(*words)
     remember(study, 0.25)
     assert run_command(plan.main, [*workplace.arguments(*words), "--json"]) == 0
@@ -43,20 +43,20 @@ def test_plan_numbers(workplace: Workplace, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_plan_table(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("study.seeds=[0,1]", "study.axes.optim.beta2=[0.9,0.95]")
-    assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate"]) == 0
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
+    study = workplace.study("study.sizes=[tiny_b]", "study.seeds=[0,1]", "study.axes.optim.beta2=[0.9,0.95]")
+    rows = plan.plan_rows(study, {})
+    plan.print_plan(study, rows, each=False)
+    lines = capsys.readouterr().out.splitlines()
     header = lines[1].split()
     assert header[:4] == ["size", "rule", "optim.beta2", "seeds"]
-    assert len([line for line in lines if line.startswith("tiny_")]) == 8
+    assert len([line for line in lines if line.startswith("tiny_")]) == 4
     row = next(line.split() for line in lines if line.startswith("tiny_b  attnres_block_n2"))
     assert row[2:4] == ["0.9", "0,1"]
     assert "2.56 k" in " ".join(row)
     assert row[-2:] == ["?", "0/2"]
-    assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate", "--trials"]) == 0
+    plan.print_plan(study, rows, each=True)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("tiny_")]) == 16
+    assert len([line for line in lines if line.startswith("tiny_")]) == 8
 
 
 def test_plan_warns_of_too_many_epochs(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_a_torn_calibration_is_not_used(workplace: Workplace) -> None:
 def test_calibration_is_of_a_shape_on_a_machine(workplace: Workplace) -> None:
     one = workplace.study("study.sizes=[tiny_a]", "optim.beta2=0.9", "budget.tokens=640").trials
     same = workplace.study("study.sizes=[tiny_a]", "study.seeds=[5]").trials
-    other = workplace.study("study.sizes=[tiny_a]", "runtime.threads=2").trials
+    other = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]", "runtime.threads=2").trials
     keys = [calibration._key(planned, 1) for planned in one]
     assert keys == [calibration._key(planned, 1) for planned in same]
     another_rule, another_thread_count = keys[1], calibration._key(other[0], 1)

@@ -105,26 +105,26 @@ def test_foreign_trials_are_counted(tmp_path: Path) -> None:
 
 
 def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    study = workplace.study()
-    first, second, *_ = study.trials
+    study = workplace.study("study.sizes=[tiny_a]")
+    first = study.trials[0]
     write_status(first.trial.folder, state="preempted")
     (study.folder / "0123456789ab").mkdir()
     (study.folder / "0123456789ab" / "config.yaml").touch()
     # Before a launch the plan is the configuration's; afterwards it is what was launched.
-    assert run_command(status.main, workplace.arguments()) == 0
+    assert run_command(status.main, workplace.arguments("study.sizes=[tiny_a]")) == 0
     before = capsys.readouterr().out
     write_study(study)
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
     after = capsys.readouterr().out
     assert before == after
-    assert "4 planned: 1 preempted, 3 missing" in after
+    assert "2 planned: 1 preempted, 1 missing" in after
     assert "1 other trial folders are not in this plan" in after
     assert "stopped at step 12 of 40" in after
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["counts"]["missing"] == 3
+    assert data["counts"]["missing"] == 1
     assert data["foreign"] == ["0123456789ab"]
-    assert [trial["state"] for trial in data["trials"]] == ["preempted", "missing", "missing", "missing"]
+    assert [trial["state"] for trial in data["trials"]] == ["preempted", "missing"]
 
 
 def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,10 +81,11 @@ def test_a_rule_file_that_changes_more_than_the_rule_is_refused(workplace: Workp
 def test_axes_multiply_the_grid_and_are_in_the_plan(shared_workplace: Workplace) -> None:
     study = shared_workplace.study(
         "study.sizes=[tiny_a]",
+        "study.rules=[prenorm]",
         "study.axes.optim.learning_rate=[1e-3,2e-3]",
         "study.axes.schedule=[cosine,wsd]",
     )
-    assert len(study.trials) == 2 * 2 * 2
+    assert len(study.trials) == 2 * 2
     rates = {
         planned.axes["optim.learning_rate"]: planned.trial.config.optim.learning_rate
         for planned in study.trials
@@ -95,15 +96,22 @@ def test_axes_multiply_the_grid_and_are_in_the_plan(shared_workplace: Workplace)
 
 
 def test_the_command_line_wins_over_the_study(shared_workplace: Workplace) -> None:
-    assert {planned.trial.tokens for planned in shared_workplace.study("budget.tokens=640").trials} == {640}
+    assert {
+        planned.trial.tokens
+        for planned in shared_workplace.study("study.rules=[prenorm]", "budget.tokens=640").trials
+    } == {640}
     # Choosing a group replaces what the study set inside it.
-    study = shared_workplace.study("budget=tokens_per_parameter", "budget.tokens_per_parameter=1")
+    study = shared_workplace.study(
+        "study.rules=[prenorm]", "budget=tokens_per_parameter", "budget.tokens_per_parameter=1"
+    )
     assert len({planned.trial.tokens for planned in study.trials}) == 2
 
 
 def test_settings_of_this_machine_do_not_change_ids(shared_workplace: Workplace) -> None:
-    ids = [planned.trial.id for planned in shared_workplace.study().trials]
-    other = shared_workplace.study("launch.workers=7", "runtime.threads=3", "tracking=wandb_offline")
+    ids = [planned.trial.id for planned in shared_workplace.study("study.sizes=[tiny_a]").trials]
+    other = shared_workplace.study(
+        "study.sizes=[tiny_a]", "launch.workers=7", "runtime.threads=3", "tracking=wandb_offline"
+    )
     assert [planned.trial.id for planned in other.trials] == ids
     assert other.workers == 7
 
