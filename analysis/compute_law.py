@@ -65,7 +65,7 @@ def fit_compute_law(
 ) -> ComputeLaw:
     """Fit with A, alpha, E >= 0. Raises DataError for points that cannot carry the law."""
     chosen = parse_objective(objective) if isinstance(objective, str) else objective
-    check_search(starts, bootstrap, resample)
+    check_search(chosen, starts, bootstrap, resample)
     compute, loss = finite_positive(C=C, L=L)
     distinct = np.unique(compute).size
     if distinct < MIN_LEVELS + with_floor:
@@ -105,8 +105,8 @@ def fit_compute_law(
         warnings.append("E is not identified: its interval reaches 0")
     return replace(
         result,
-        intervals=percentile_intervals(columns),
+        intervals=percentile_intervals(columns, loss.size, 2 + with_floor),
         standard_errors=standard_errors(columns),
-        bootstrap=f"{resample} bootstrap, {bootstrap} draws, 95 % percentile",
+        bootstrap=f"{resample} bootstrap, {bootstrap} draws, 95 % expanded percentile",
         warnings=tuple(warnings),
     )

@@ -55,7 +55,7 @@ usage: python -m analysis.fit data.csv --law LAW --columns N=...,D=...,C=...,los
                       [parametric huber:1e-3; power laws log-least-squares]
   --starts S          random starts [{DEFAULT_STARTS}]
   --bootstrap K       draws for intervals, 0 for none [{DEFAULT_DRAWS}]
-  --resample KIND     case (rows) or wild (residuals with random signs) [case]
+  --resample KIND     case (rows), or wild (residuals with random signs; least squares only) [case]
   --budget-tolerance  isoflop: budgets closer than this share are one [{BUDGET_TOLERANCE}]
   --seed S            of starts and draws [0]
   --json              the result as JSON on standard output

@@ -45,7 +45,7 @@ class ParametricFit:
     `objective_value` is a sum over points: of (L_fit - L)^2 for least-squares; with r = ln L_fit - ln L, of
     r^2 for log-least-squares, |r| for lad, and Huber's penalty (r^2 / 2 within delta) for huber.
     `starts_agreeing` of the random `starts` ended at the best optimum: all fitted losses equal within 1e-6.
-    Intervals are 95 % percentile intervals of a bootstrap, None without one.
+    Intervals are 95 % expanded percentile intervals of a bootstrap, None without one.
     """
 
     E: float
@@ -126,12 +126,12 @@ def fit_parametric(
     """Fit L = E + A N^-alpha + B D^-beta, with E, A, B, alpha, beta >= 0.
 
     N parameters, D tokens, L loss in nats: equally long, any order, any positive units. `bootstrap` draws
-    give intervals; `resample` is "case" (rows with replacement) or "wild" (residuals with random signs, for a
-    table whose N and D were chosen).
+    give intervals; `resample` is "case" (rows with replacement) or, for the two kinds of least squares,
+    "wild" (residuals with random signs, for a table whose N and D were chosen).
     Raises DataError or ConfigError, with the reason, for data that cannot carry the law.
     """
     chosen = parse_objective(objective) if isinstance(objective, str) else objective
-    check_search(starts, bootstrap, resample)
+    check_search(chosen, starts, bootstrap, resample)
     data = scale_points(*_checked(N, D, L))
     guesses = random_starts(starts, data.x, data.y, data.loss, seed)
     guesses = np.vstack([projected_start(data.x, data.y, data.loss, chosen.log), guesses])
@@ -158,7 +158,9 @@ def fit_parametric(
     if not bootstrap:
         return result
     draws = data.parameters(bootstrap_draws(best, data, chosen, bootstrap, seed, resample))
-    return _with_intervals(result, draws, f"{resample} bootstrap, {bootstrap} draws, 95 % percentile")
+    return _with_intervals(
+        result, draws, f"{resample} bootstrap, {bootstrap} draws, 95 % expanded percentile"
+    )
 
 
 def _checked(N: ArrayLike, D: ArrayLike, L: ArrayLike) -> tuple[Array, Array, Array]:
@@ -205,7 +207,7 @@ def _with_intervals(result: ParametricFit, draws: Array, method: str) -> Paramet
         warnings += ("E is not identified: its interval reaches 0",)
     return replace(
         result,
-        intervals=percentile_intervals(columns),
+        intervals=percentile_intervals(columns, result.points_used, len(PARAMETERS)),
         standard_errors=standard_errors(columns),
         bootstrap=method,
         warnings=warnings,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import nctdtr, stdtrit
@@ -215,8 +215,8 @@ def _reason(
         return f"no design is within the budget; the cheapest needs {_cost_text(rows[0])}"
     best = max(affordable, key=lambda row: row.power_interval)
     return (
-        f"none of the {len(affordable)} designs within the budget can {question}; the best, {best.sizes} sizes "
-        f"x {best.seeds} seeds, has power {best.power_interval:.0%}"
+        f"none of the {len(affordable)} designs within the budget can {question}; the best, "
+        f"{best.sizes} sizes x {best.seeds} seeds, has power {best.power_interval:.0%}"
     )
 
 
@@ -248,7 +248,7 @@ def format_plan(plan: PowerPlan) -> str:
 HELP = """\
 What can a study of S sizes x K seeds tell? Power, cost, and the smallest design that suffices.
 
-usage: python -m analysis.power study=NAME [runs_dir=runs] [options]   noise, alpha, costs from a pilot's records
+usage: python -m analysis.power study=NAME [runs_dir=runs] [options]   noise, alpha, costs from a pilot
        python -m analysis.power --noise .002 --alpha .057 [options]    stated values
 
   --noise S           standard deviation of ln L over runs of one size and rule (overrides the pilot's)
@@ -299,12 +299,20 @@ def main(argv: list[str]) -> int:
         raise UserError("--alpha: give it; a pilot of fewer than 3 sizes does not show it")
     if costs and "sizes" not in counts:
         counts["sizes"] = list(range(MIN_SIZES, max(MIN_SIZES, len(costs)) + 1))
-    plan = plan_power(noise, alpha, cost_per_size=costs, **counts, **given)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"alpha": alpha, "cost_per_size": costs, **counts, **given}
+    plan = plan_power(noise, **settings)
+    careful = plan_power(pilot.noise_high, **settings) if pilot is not None and noise == pilot.noise else None
     if as_json:
-        document = {"pilot": None if pilot is None else asdict(pilot), **asdict(plan)}
+        document = {
+            "pilot": None if pilot is None else asdict(pilot),
+            **asdict(plan),
+            "at_noise_high": None if careful is None else asdict(careful),
+        }
         print(json.dumps(document, indent=1, allow_nan=False))
-    else:
-        print((pilot.text() + "\n" if pilot else "") + format_plan(plan))
+        return 0
+    print((pilot.text() + "\n" if pilot else "") + format_plan(plan))
+    if careful is not None:
+        print(f"at the upper end of the pilot's noise, {careful.noise:.3g}: {careful.reason}")
     return 0
 
 

@@ -159,7 +159,8 @@ def test_compute_optimum_is_where_the_loss_is_lowest() -> None:
 
 @pytest.mark.parametrize("resample", ["case", "wild"])
 def test_interval_holds_the_truth_and_names_its_kind(resample: str) -> None:
-    fit = fit_parametric(*models(120, noise=0.005), starts=5, bootstrap=100, resample=resample)
+    data = models(120, noise=0.005)
+    fit = fit_parametric(*data, "log-least-squares", starts=5, bootstrap=100, resample=resample)
     assert fit.intervals is not None and fit.standard_errors is not None and fit.bootstrap is not None
     assert resample in fit.bootstrap and "100 draws" in fit.bootstrap
     for name in PARAMETERS:
@@ -176,7 +177,7 @@ def test_coverage_of_the_interval() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("resample", ["case", "wild"])
 def test_coverage_of_the_interval_over_many_studies(resample: str) -> None:
-    assert 0.91 <= coverage(300, 200, resample) <= 0.98
+    assert 0.90 <= coverage(300, 200, resample) <= 0.98
 
 
 def coverage(studies: int, draws: int, resample: str, points: int = 240) -> float:
@@ -210,6 +211,8 @@ def test_refusals_name_field_and_value() -> None:
             fit_parametric(N, D, broken)
     with pytest.raises(ConfigError, match="resample=rows"):
         fit_parametric(N, D, L, resample="rows")
+    with pytest.raises(ConfigError, match="resample=wild: does not cover with objective huber"):
+        fit_parametric(N, D, L, resample="wild", bootstrap=10)
     with pytest.raises(ConfigError, match="starts=0"):
         fit_parametric(N, D, L, starts=0)
     with pytest.raises(ConfigError, match="bootstrap=1"):

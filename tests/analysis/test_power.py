@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy import stats
 from analysis.load import StudyError
 from analysis.pilot import estimate_pilot
 from analysis.power import RIVAL, SizeCost, format_plan, main, plan_power, standard_error, t_power
+from analysis.simulate import main as simulate_study
 from attnres.cli import run_command
 from attnres.errors import ConfigError
 
@@ -196,6 +198,28 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--noise .002 --alpha .057 --size-flops 1e15,2e15,4e15 --size-hours 1,2,4 --budget-hours 8"
     assert run_command(main, arguments.split()) == 0
     assert "none of the" in capsys.readouterr().out
+
+
+def test_command_reads_a_pilot_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = ["study=pilot", f"runs_dir={tmp_path}", "noise=0.002", "alpha=0.06", "sizes=4", "seeds=4"]
+    assert run_command(simulate_study, made) == 0
+    capsys.readouterr()
+    assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["pilot"]["runs"] == 32 and document["pilot"]["paired"]
+    assert document["noise"] == document["pilot"]["noise"]
+    assert document["pilot"]["noise_low"] < 0.002 < document["pilot"]["noise_high"]
+    assert document["alpha"] == pytest.approx(0.06, abs=0.005)
+    assert document["at_noise_high"]["noise"] == document["pilot"]["noise_high"]
+    assert all(design["hours"] > 0 for design in document["designs"])
+    assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}", "--seeds", "1"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        text.startswith("pilot pilot: 32 finished runs") and "at the upper end of the pilot's noise" in text
+    )
+    next(tmp_path.glob("pilot/*/record.json")).write_text("{")
+    assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}"]) == 2
+    assert "torn or not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
