@@ -21,21 +21,29 @@ from attnres.residual.registry import make_rule
 from attnres.residual.specs import RuleSpec
 
 
-def rotary_table(tokens: int, channels: int, base: float, device: torch.device) -> Tensor:
-    """exp(i t base^(-2p/C)) for position t and channel pair p (RoPE, 2104.09864): complex128 [T, P]."""
+def rotary_table(
+    tokens: int, channels: int, base: float, dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
+    """Cosine and sine of t base^(-2p/C) for position t and channel pair p (RoPE, 2104.09864): [T, P, 2].
+
+    Computed in float64 and rounded once: in float32 late positions would lose digits of their angle.
+    """
     even_P = torch.arange(0, channels, 2, dtype=torch.float64, device=device)
     positions_T = torch.arange(tokens, dtype=torch.float64, device=device)
     angles_TP = torch.outer(positions_T, base ** (-even_P / channels))
-    return torch.polar(torch.ones_like(angles_TP), angles_TP)
+    return torch.stack((angles_TP.cos(), angles_TP.sin()), dim=-1).to(dtype)
 
 
-def rotate(x_BTHC: Tensor, table_TP: Tensor) -> Tensor:
-    """Turn each pair of neighbouring channels by the angle of its position.
-
-    One complex product: measured three times faster on a CPU than the same in real numbers.
-    """
-    pairs_BTHP = torch.view_as_complex(x_BTHC.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs_BTHP * table_TP[:, None]).flatten(-2)
+def rotate(x_BTHC: Tensor, table_TP2: Tensor) -> Tensor:
+    """Turn each pair of neighbouring channels by the angle of its position."""
+    pairs_BTHP2 = x_BTHC.unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():  # fuses this, and knows no complex numbers
+        (even_BTHP, odd_BTHP), (cos_T1P, sin_T1P) = pairs_BTHP2.unbind(-1), table_TP2[:, None].unbind(-1)
+        turned = (even_BTHP * cos_T1P - odd_BTHP * sin_T1P, even_BTHP * sin_T1P + odd_BTHP * cos_T1P)
+        return torch.stack(turned, dim=-1).flatten(-2)
+    # One complex product: measured three times faster on a CPU than the same in real numbers.
+    table_T1P = torch.view_as_complex(table_TP2)[:, None]
+    return torch.view_as_real(torch.view_as_complex(pairs_BTHP2) * table_T1P).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -56,10 +64,10 @@ class Attention(nn.Module):
         self.key_norm = RMSNorm(model.head_channels, model.norm_eps)
         self.output = nn.Linear(inner, model.width, bias=False)
 
-    def forward(self, h_BTD: Tensor, table_TP: Tensor) -> Tensor:
+    def forward(self, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         x_BTD = self.norm(h_BTD)
-        query_BTHC = rotate(self.query_norm(self.query(x_BTD).unflatten(-1, self.head_shape)), table_TP)
-        key_BTHC = rotate(self.key_norm(self.key(x_BTD).unflatten(-1, self.head_shape)), table_TP)
+        query_BTHC = rotate(self.query_norm(self.query(x_BTD).unflatten(-1, self.head_shape)), table_TP2)
+        key_BTHC = rotate(self.key_norm(self.key(x_BTD).unflatten(-1, self.head_shape)), table_TP2)
         value_BTHC = self.value(x_BTD).unflatten(-1, self.head_shape)
         dtype = value_BTHC.dtype  # bfloat16 under autocast, where the norms gave float32
         query_BHTC, key_BHTC, value_BHTC = (
@@ -82,7 +90,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(model.width, model.mlp_width, bias=False)
         self.down = nn.Linear(model.mlp_width, model.width, bias=False)
 
-    def forward(self, h_BTD: Tensor, table_TP: Tensor) -> Tensor:
+    def forward(self, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         x_BTD = self.norm(h_BTD)
         return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
@@ -116,19 +124,18 @@ class Transformer(nn.Module):
         assert tokens <= config.context, (tokens, config.context)
         embedding_BTD = self.embedding(inputs_BT)
         dtype = torch.promote_types(embedding_BTD.dtype, torch.float32)
-        table_TP = rotary_table(tokens, config.head_channels, config.rope_base, inputs_BT.device)
-        table_TP = table_TP.to(dtype.to_complex())
+        table_TP2 = rotary_table(tokens, config.head_channels, config.rope_base, dtype, inputs_BT.device)
         state = self.residual.start(embedding_BTD)
         for layer in range(config.layers):
-            state.write(layer, self._sublayer(layer, state.read(layer), table_TP))
+            state.write(layer, self._sublayer(layer, state.read(layer), table_TP2))
         table_VD = self.embedding.weight if config.tie_embeddings else self.unembedding.weight
         return F.linear(self.final_norm(state.finish()), table_VD).to(dtype)
 
-    def _sublayer(self, layer: int, h_BTD: Tensor, table_TP: Tensor) -> Tensor:
+    def _sublayer(self, layer: int, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         sublayer = self.blocks[layer // 2].get_submodule("mlp" if layer % 2 else "attention")
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(sublayer, h_BTD, table_TP, use_reentrant=False)
-        return sublayer(h_BTD, table_TP)
+            return checkpoint(sublayer, h_BTD, table_TP2, use_reentrant=False)
+        return sublayer(h_BTD, table_TP2)
 
     def loss(
         self, inputs_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean"

@@ -1,7 +1,8 @@
 """RMSNorm (1910.07467) that a CPU runs fast at small widths.
 
-torch's own rms_norm is a dozen elementwise passes on a CPU. This one makes three passes forward and
-four back, and keeps one tensor of x's size; measured 1.5 to 3 times faster at widths 24 to 64.
+torch's own rms_norm is one kernel on a GPU and in compiled code, but a dozen passes on a CPU. The one here
+makes three passes forward and four back, and keeps one tensor; measured 1.5 to 3 times faster on a CPU at
+widths 24 to 64.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -43,4 +45,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
         return _UnitRMS.apply(x, self.eps) * self.gain
