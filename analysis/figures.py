@@ -40,7 +40,7 @@ def loss_against_compute(result: StudyResult) -> Figure:
     figure.subplots_adjust(left=0.115, right=0.75, bottom=0.09, top=0.935, hspace=0.09)
     low, high = float(table["compute"].min()) / 1.35, float(table["compute"].max()) * 1.35
     line_C = np.geomspace(low, high, 50)
-    ends = []
+    starts, ends = [], []
     for index, rule in enumerate(data.rules):
         look = style.look(index)
         cells = cell_summary(table[table["rule"] == rule])
@@ -48,9 +48,11 @@ def loss_against_compute(result: StudyResult) -> Figure:
         axes.plot(line_C / per_unit, law.predict(line_C), color=look["color"], linewidth=1.4, zorder=2)
         _points(axes, cells["compute"] / per_unit, cells["loss"], cells["error"], look)
         ends.append((float(law.predict(high)), _line_label(result, rule), look["color"]))
-    losses = [*map(float, table["loss"]), *(end for end, _, _ in ends)]
+        starts.append(float(law.predict(low)))
+    losses = [*map(float, table["loss"]), *starts, *(end for end, _, _ in ends)]
     _gap_panel(lower, result, per_unit)
-    style.log_axis(axes.yaxis, min(losses) / 1.03, max(losses) * 1.03)
+    margin = (max(losses) / min(losses)) ** 0.08
+    style.log_axis(axes.yaxis, min(losses) / margin, max(losses) * margin**0.5)
     style.log_axis(lower.xaxis, low / per_unit, high / per_unit, powers=True)
     lower.set_xlabel(f"training compute C ({unit}, convention {data.convention})")
     axes.set_ylabel("validation loss (nats per token)")
@@ -84,7 +86,7 @@ def _points(axes: Axes, x: Any, y: Any, error: Any, look: dict[str, Any]) -> Non
 def _bar_note(table: pd.DataFrame) -> str:
     seeds = table.groupby(["size", "rule"])["seed"].nunique()
     if seeds.max() == 1:
-        return "Points: one seed; bars: standard error of the validation loss."
+        return "Points: one seed; bars: standard error over validation windows, the same for all rules."
     number = str(seeds.max()) if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()}"
     return f"Points: means over {number} seeds; bars: standard error over seeds."
 
@@ -281,7 +283,7 @@ def training_curves(data: StudyData) -> Figure:
 
 
 def _curves(axes: Axes, rows: pd.DataFrame, data: StudyData, size: str) -> None:
-    lowest, late = np.inf, []
+    late: list[float] = []
     for index, rule in enumerate(data.rules):
         look = style.look(index)
         named = False
@@ -291,11 +293,9 @@ def _curves(axes: Axes, rows: pd.DataFrame, data: StudyData, size: str) -> None:
             named = True
             axes.plot(tokens, loss, color=look["color"], linewidth=0.8, alpha=0.75, label=label)
             axes.plot([row["tokens"]], [row["loss"]], markersize=3.5, markeredgewidth=0, **look)
-            lowest = min(lowest, float(row["loss"]), *loss[-1:])
             late += [float(row["loss"]), *loss[len(loss) // 6 :]]
     axes.set_title(short(size), fontsize=10)
-    if np.isfinite(lowest):
-        axes.set_ylim(lowest * 0.97, max(late) * 1.05)  # the first sixth of training would flatten the rest
+    axes.set_ylim(min(late) * 0.97, max(late) * 1.05)  # the first sixth of training would flatten the rest
     axes.set_xlim(0, float(rows["tokens"].max()) * 1.03)
     axes.xaxis.set_major_locator(style.few_ticks())
     axes.xaxis.set_major_formatter(style.count_formatter())
@@ -330,11 +330,14 @@ def draw_all(result: StudyResult, folder: Path) -> list[Path]:
     """Draw and write every figure; returns the paths."""
     paths: list[Path] = []
     with style.style():
-        drawings: Sequence[tuple[str, Figure]] = (
+        drawings = [
             ("loss_against_compute", loss_against_compute(result)),
             ("size_gaps", size_gaps(result)),
-            ("training_curves", training_curves(result.data)),
-        )
+        ]
+        if any(
+            (result.data.folder / str(trial) / METRICS_FILE).is_file() for trial in result.data.table["id"]
+        ):
+            drawings.append(("training_curves", training_curves(result.data)))
         for name, figure in drawings:
             paths += style.save(figure, folder, name)
     return paths

@@ -57,6 +57,7 @@ class StudyData:
     claims: tuple[Claim, ...]
     too_small: bool | str
     convention: str
+    conventions: Mapping[str, str]  # all that the table has, with what they count
     table: pd.DataFrame
     tuned: pd.DataFrame
     where: Mapping[str, str]
@@ -87,12 +88,12 @@ def load_study(
     rows = [record_row(plan_row, records.get(plan_row["id"]), convention) for plan_row in plan["trials"]]
     every = pd.DataFrame(rows)
     chosen = _select(every, where or {}, study)
-    rules = _rules(chosen, baseline or plan["baseline"])
+    rules = rules_of(chosen, baseline or plan["baseline"])
     usable = _usable(chosen, rules, gate)
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
-    _check_losses(usable, study)
-    _check_sizes(usable, study)
+    check_losses(usable, study)
+    check_sizes(usable, study)
     return StudyData(
         name=study,
         folder=folder,
@@ -103,6 +104,7 @@ def load_study(
         claims=tuple(study_claims(plan.get("claims") or [], str(folder / STUDY_FILE))),
         too_small=plan.get("too_small") or False,
         convention=convention,
+        conventions=CONVENTIONS,
         table=usable.reset_index(drop=True),
         tuned=_tuned(every, usable, where or {}, study),
         where=dict(where or {}),
@@ -287,7 +289,7 @@ def _tuned(every: pd.DataFrame, usable: pd.DataFrame, where: Mapping[str, str], 
         rows = rows[rows[column].isin(usable[column])]
     rows = rows[~rows["id"].isin(usable["id"])]
     both = pd.concat([usable, rows], ignore_index=True)
-    _check_losses(both, study)
+    check_losses(both, study)
     return both
 
 
@@ -302,7 +304,7 @@ def _distinct(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(f"{v:g}" if isinstance(v, float) else str(v) for v in values))
 
 
-def _rules(chosen: pd.DataFrame, baseline: str) -> tuple[str, ...]:
+def rules_of(chosen: pd.DataFrame, baseline: str) -> tuple[str, ...]:
     rules = list(dict.fromkeys(chosen["rule"]))
     if baseline not in rules:
         raise ConfigError("baseline", baseline, f"is not a rule of this study; it has {', '.join(rules)}")
@@ -350,7 +352,7 @@ def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: _Ga
     gate.check(kind, minority, f"the {what} is not the same ({', '.join(parts)} trials), for example")
 
 
-def _check_losses(rows: pd.DataFrame, study: str) -> None:
+def check_losses(rows: pd.DataFrame, study: str) -> None:
     for column, what in (("loss", "loss"), ("compute", "compute")):
         for _, row in rows.iterrows():
             if not (math.isfinite(row[column]) and row[column] > 0):
@@ -359,7 +361,7 @@ def _check_losses(rows: pd.DataFrame, study: str) -> None:
                 )
 
 
-def _check_sizes(rows: pd.DataFrame, study: str) -> None:
+def check_sizes(rows: pd.DataFrame, study: str) -> None:
     sizes = list(dict.fromkeys(rows["size"]))
     if len(sizes) < MIN_SIZES:
         raise StudyError(

@@ -15,13 +15,14 @@ from analysis.laws import PowerLaw
 from analysis.results import RuleResult, StudyResult
 from analysis.sensitivity import SensitivityRow
 from analysis.serialise import size_rows
-from attnres.counts import CONVENTIONS
 
 
 def escape(text: str) -> str:
     """Names and texts of others: nothing in them acts as Markdown or HTML."""
     flat = " ".join(str(text).split())
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&$-])", r"\\\1", flat)
+    flat = re.sub(r"([\\`*{}\[\]<>#|~&$])", r"\\\1", flat)
+    flat = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", flat)  # inside a word it means nothing
+    return re.sub(r"^([-+]|\d+(?=[.)]))", r"\\\1", flat)  # would start a list
 
 
 def name(text: str) -> str:
@@ -94,7 +95,7 @@ def _multipliers(result: StudyResult) -> list[str]:
         "rule",
         f"m in FLOP [{percent}]",
         "saving",
-        "lower loss at equal compute",
+        "loss gap at equal C",
         "nats, largest size",
         "m in wall-clock",
         "p of m <= 1",
@@ -120,14 +121,14 @@ def _multipliers(result: StudyResult) -> list[str]:
         "",
         f"m is how many times the rule's compute {name(result.data.baseline)} needs for the same loss. "
         f"Compute is in FLOP, convention {name(result.data.convention)}: "
-        f"{escape(CONVENTIONS[result.data.convention])}.",
+        f"{escape(result.data.conventions[result.data.convention])}.",
         "",
         *table(header, rows),
     ]
 
 
 def _claims(result: StudyResult) -> list[str]:
-    rules = list(result.rules.values())
+    rules, small = list(result.rules.values()), result.too_small
     rows = []
     for index, (label, judgement) in enumerate(merge_equal(rules[0].judgements)):
         cells = [escape(label), f"{judgement.claim.multiplier:.4g}"]
@@ -141,7 +142,10 @@ def _claims(result: StudyResult) -> list[str]:
         "",
         "A claim is that m is at least the value: supported if the whole interval lies at or above it, "
         "rejected if the whole interval lies below it, else this design cannot tell. Inside and outside say "
-        "where the value itself lies; p is one-sided, against the value, on the side of the estimate.",
+        "where the value itself lies; p is one-sided, against the value, on the side of the estimate."
+        + (
+            " This design is too small to judge, so it cannot tell whatever its interval is." if small else ""
+        ),
         "",
         *table(["claim", "m", *(name(r.rule) for r in rules)], rows),
     ]
@@ -161,6 +165,7 @@ def _sizes(result: StudyResult, figures: Sequence[str]) -> list[str]:
                     name(r.rule),
                     name(row["size"]),
                     f"{row['compute_baseline']:.4g}",
+                    f"{row['compute_rule'] / row['compute_baseline'] - 1:+.1%}",
                     f"{row['loss_baseline']:.4f}",
                     f"{row['loss_rule']:.4f}",
                     f"{-np.expm1(-row['log_gap_at_equal_compute']):.2%}",
@@ -172,9 +177,10 @@ def _sizes(result: StudyResult, figures: Sequence[str]) -> list[str]:
         "rule",
         "size",
         "C of the baseline (FLOP)",
+        "C of the rule",
         "baseline loss",
         "rule's loss",
-        "paired gap",
+        "gap at equal C",
         "m",
         "m in wall-clock",
     ]
@@ -319,9 +325,13 @@ def _caveats(result: StudyResult) -> list[str]:
         "rates; a rate tuned on the baseline favours the baseline."
     )
     notes = {r.wall_clock_note for r in result.rules.values() if r.wall_clock_note}
-    machines = ", ".join(escape(machine) for machine in sorted(set(table_["machine"])))
+    timed = any(r.wall_clock is not None for r in result.rules.values())
+    machines = ", ".join(map(escape, sorted(set(table_["machine"])))) if timed else "not available"
     remarks = " ".join(f"{escape(note)}." for note in sorted(notes))
-    lines.append(f"- Wall-clock is training time on: {machines}. {remarks}".rstrip())
+    lines.append(f"- Wall-clock (training time): {machines}. {remarks}".rstrip())
+    commits = table_["commit"].dropna().nunique()
+    if commits > 1:
+        lines.append(f"- The trials come from {commits} commits of the code; the list is at the end.")
     if len(result.rules) > 1:
         lines.append("- Several rules were compared; Holm's p-values account for that, the intervals do not.")
     lines += [f"- Let pass by \\-\\-allow {escape(text)}." for text in result.data.let_pass]

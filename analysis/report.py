@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import scipy
 
 from analysis.claims import parse_claims
 from analysis.compare import DEFAULT_CONFIDENCE
-from analysis.load import ALLOWABLE, load_study
+from analysis.load import ALLOWABLE, StudyData, load_study
 from analysis.markdown import render
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.serialise import to_json, write_json, write_tables
+from analysis.table_source import load_table
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.counts import CONVENTIONS
@@ -28,8 +29,10 @@ from attnres.record import write_text_atomic
 
 REPORT_FOLDER = "report"
 KEYS = ("study", "runs_dir", "baseline", "convention", "where", "claims", "confidence", "draws")
+TABLE_KEYS = ("source", "columns", "baseline", "out", "claims", "confidence", "draws")
 USAGE = f"""
 python -m analysis.report study=NAME [key=value ...] [--allow KIND,...] [--no-figures]
+python -m analysis.report source=TABLE.csv columns=... baseline=RULE [key=value ...]
 
 Reads runs_dir/NAME/study.json and the records beside it (no torch) and writes runs_dir/NAME/report/:
 report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG.
@@ -42,6 +45,13 @@ report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG.
   confidence=0.95      of the intervals
   draws=2000           of the bootstrap
 
+source=TABLE.csv takes a table of finished runs, one row per run, instead of records:
+  columns=size=SIZE,rule=RULE,loss=VAL_LOSS,compute=FLOP   its columns; COLUMN*NUMBER scales one. For compute
+  also
+                       N=...,D=... (6 N D); seed, seconds (of training) and standard_error where the table
+                       has them
+  out=FOLDER           writes FOLDER/report/ [the file's name without .csv]
+
 --allow lets pass, and the report says so:
 {chr(10).join(f"  {kind:17s} {what}" for kind, what in ALLOWABLE.items())}
 """
@@ -50,6 +60,7 @@ EXAMPLES = (
     "python -m analysis.report study=scaling_law convention=6nd claims=1.2",
     'python -m analysis.report study=rates where="optim.learning_rate=0.004"',
     "python -m analysis.report study=scaling_law --allow missing,diverged",
+    "python -m analysis.report source=runs.csv columns=rule=method,compute=pf_days*8.64e19 baseline=prenorm",
 )
 
 
@@ -63,19 +74,8 @@ def main(argv: list[str]) -> int:
     with_figures = not take_flag(argv, "--no-figures")
     reject_options(argv)
     options = parse_options(argv)
-    study = options.get("study", "")
-    if not NAME_PATTERN.fullmatch(study):
-        raise ConfigError("study", study, "name the study to report on, for example study=smoke")
-    data = load_study(
-        Path(options.get("runs_dir", "runs")),
-        study,
-        convention=options.get("convention", "total"),
-        where=parse_where(options.get("where", "")),
-        allow=allow,
-        baseline=options.get("baseline"),
-    )
     result = compute_results(
-        data,
+        _load(options, allow),
         claims=parse_claims(options.get("claims", "")),
         confidence=_number(options, "confidence", DEFAULT_CONFIDENCE, 0.5, 0.9999),
         draws=int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000)),
@@ -87,15 +87,39 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:
+    """Records of a study, or a CSV table."""
+    if "source" in options:
+        path = Path(options["source"])
+        folder = Path(options.get("out", path.with_suffix("")))
+        if "baseline" not in options:
+            raise ConfigError("baseline", "", "name the rule that the others are compared with")
+        if allow:
+            raise ConfigError("--allow", ",".join(allow), "a table has no records to let pass")
+        return load_table(path, options.get("columns", ""), options["baseline"], folder)
+    study = options.get("study", "")
+    if not NAME_PATTERN.fullmatch(study):
+        raise ConfigError("study", study, "name the study to report on, for example study=smoke")
+    return load_study(
+        Path(options.get("runs_dir", "runs")),
+        study,
+        convention=options.get("convention", "total"),
+        where=parse_where(options.get("where", "")),
+        allow=allow,
+        baseline=options.get("baseline"),
+    )
+
+
 def parse_options(argv: list[str]) -> dict[str, str]:
     """key=value words -> mapping; an unknown key is an error."""
+    keys = TABLE_KEYS if any(word.startswith("source=") for word in argv) else KEYS
     options: dict[str, str] = {}
     for word in argv:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(word, "", "write key=value; --help lists the keys")
-        if key not in KEYS:
-            raise ConfigError(key, value, f"unknown key; one of {', '.join(KEYS)}")
+        if key not in keys:
+            raise ConfigError(key, value, f"unknown key; one of {', '.join(keys)}")
         options[key] = value
     return options
 

@@ -37,7 +37,6 @@ from analysis.laws import (
 )
 from analysis.load import StudyData, StudyError
 from analysis.sensitivity import SensitivityRow, sensitivity
-from attnres.counts import CONVENTIONS
 
 DEFAULT_DRAWS = 2000
 
@@ -180,7 +179,8 @@ def _rule_result(
     judgements = tuple(judge(claim, m, too_small) for claim in claims)
     ends = np.exp(means.ln_compute_SR[[0, -1], means.column(rule)])
     base_loss = float(np.exp(means.ln_loss_SR[-1, means.column(baseline)]))
-    rows_by_choice = sensitivity(rows, data.tuned, baseline, rule, data.convention, confidence=confidence)
+    names = [data.convention, *(name for name in data.conventions if name != data.convention)]
+    rows_by_choice = sensitivity(rows, data.tuned, baseline, rule, names, confidence=confidence)
     return RuleResult(
         rule=rule,
         means=means,
@@ -190,7 +190,7 @@ def _rule_result(
         wall_clock_note=wall_clock_note,
         judgements=judgements,
         verdict_line=verdict_line(m, [j for j in judgements if j.claim.name in headline], too_small),
-        conventions={name: _under(rows, baseline, rule, name, confidence) for name in CONVENTIONS},
+        conventions={name: _under(rows, baseline, rule, name, confidence) for name in data.conventions},
         bootstrap=wild_cluster_bootstrap(means, baseline, rule, draws=draws, confidence=confidence),
         separate=tuple(
             separate_exponents(means, baseline, rule, compute, confidence=confidence) for compute in ends
@@ -221,7 +221,7 @@ def _wall_clock(
 ) -> tuple[Multiplier | None, str]:
     """m in seconds of training: m in compute times the ratio of the speeds, taken size by size."""
     if not (rows["train_seconds"] > 0).all():
-        return None, "some records have no training time"
+        return None, "some trials have no training time"
     machines = rows.groupby("size")["machine"].nunique()
     mixed = list(machines.index[machines > 1])
     if mixed:

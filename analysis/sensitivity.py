@@ -7,7 +7,7 @@ time).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -15,7 +15,6 @@ import pandas as pd
 from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
 from analysis.laws import FitError, SizeMeans, size_means
 from analysis.load import LEARNING_RATE
-from attnres.counts import CONVENTIONS
 
 FLOOR_FRACTIONS = (0.0, 0.25, 0.5, 0.75)  # of the lowest loss in the table
 SHARED, OWN_BEST = "shared", "own best"
@@ -44,17 +43,19 @@ def sensitivity(
     tuned: pd.DataFrame,
     baseline: str,
     rule: str,
-    convention: str,
+    conventions: Sequence[str],
     *,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> list[SensitivityRow]:
-    """All combinations, the headline first. `table` and `tuned` have columns compute_<convention>."""
+    """All combinations, the headline first: `conventions` starts with its own.
+
+    `table` and `tuned` have columns compute_<convention>.
+    """
     arms = table[table["rule"].isin((baseline, rule))]
     lowest = float(arms["loss"].min())
     floors = [fraction * lowest for fraction in FLOOR_FRACTIONS]
     rates = learning_rate_tables(arms, tuned[tuned["rule"].isin((baseline, rule))])
     seeds = [ALL_SEEDS, *map(str, sorted(set(arms["seed"])))]
-    conventions = [convention, *(name for name in CONVENTIONS if name != convention)]
     if len(seeds) == 2:  # one seed is all seeds
         seeds = seeds[:1]
     rows: list[SensitivityRow] = []
@@ -63,7 +64,7 @@ def sensitivity(
         grid = _MeansGrid(chosen, baseline, rule)
         for name, floor in itertools.product(conventions, floors):
             choices = {
-                "convention": (name, convention),
+                "convention": (name, conventions[0]),
                 "floor": (floor, 0.0),
                 "learning_rate": (rate, SHARED),
                 "seeds": (seed, ALL_SEEDS),

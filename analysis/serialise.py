@@ -76,11 +76,11 @@ def design(result: StudyResult) -> dict[str, Any]:
             {
                 "size": str(size),
                 "seeds": sorted(set(rows["seed"].tolist())),
-                "tokens": int(rows["tokens"].max()),
+                "tokens": plain(rows["tokens"].max()),
                 "non_embedding_parameters": plain(rows["non_embedding_parameters"].min()),
                 "compute_min": float(rows["compute"].min()),
                 "compute_max": float(rows["compute"].max()),
-                "learning_rates": sorted(set(rows["learning_rate"].tolist())),
+                "learning_rates": sorted(set(rows["learning_rate"].dropna().tolist())),
             }
         )
     return {"trials": len(table), "sizes": sizes}

@@ -90,7 +90,7 @@ def log_ticks(low: float, high: float) -> Sequence[float]:
     exponents = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         ticks = [d * 10.0**e for e in exponents for d in digits if low <= d * 10.0**e <= high]
-        if len(ticks) >= 4:
+        if len(ticks) >= 3:
             return ticks[:: max(1, len(ticks) // 7)]
     rough = (high - low) / 5
     base = 10.0 ** np.floor(np.log10(rough))

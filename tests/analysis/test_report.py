@@ -217,6 +217,9 @@ def test_names_cannot_act_as_markdown() -> None:
     assert name("a|b") == r"a\|b"
     assert name("a`b") == r"a\`b"
     assert escape("<script>\n# x") == r"\<script\> \# x"
+    assert escape("attnres_full saves -4 %") == "attnres_full saves -4 %"
+    assert escape("_now_ and *then*") == r"\_now\_ and \*then\*"
+    assert escape("- item") == r"\- item" and escape("1. item") == r"\1. item"
 
 
 def test_simulate_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
