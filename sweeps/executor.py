@@ -59,6 +59,7 @@ class LocalExecutor:
             os.environ[name] = str(threads)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
+        self._swept: set[int | None] = set()  # processes that have ended, with all that they started
 
     def submit(self, planned: PlannedTrial) -> ForkServerProcess:
         arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)
@@ -67,7 +68,8 @@ class LocalExecutor:
         return process
 
     def poll(self, handle: ForkServerProcess) -> int | None:
-        if handle.exitcode is not None:
+        if handle.exitcode is not None and handle.pid not in self._swept:
+            self._swept.add(handle.pid)
             _kill_group(handle)  # what it started and did not take along
         return handle.exitcode
 

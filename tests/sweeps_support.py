@@ -12,6 +12,7 @@ from typing import Any
 
 from attnres.data.corpus import PackedCorpus
 from attnres.trial import Trial
+from sweeps.state import read_state
 from sweeps.study import Study, load_study
 from sweeps.trial_process import train_trial
 
@@ -162,3 +163,9 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def assert_trained_once(folder: Path) -> None:
+    state = read_state(folder)
+    assert (state.state, state.attempts) == ("finished", 1)
+    assert (folder / "log.txt").read_text().count("step 1/") == 1

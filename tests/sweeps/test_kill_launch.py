@@ -7,7 +7,7 @@ import time
 
 import pytest
 from kill_launch import Launch, Outcome, check, compare, run_undisturbed
-from sweeps_support import Workplace, wait_until
+from sweeps_support import Workplace, assert_trained_once, wait_until
 
 from sweeps.state import read_state
 
@@ -26,35 +26,43 @@ def some_trial_runs(workplace: Workplace, folder: str) -> bool:
 
 
 def test_a_launcher_that_is_told_to_stop_saves_its_trials_and_leaves_nothing(workplace: Workplace) -> None:
-    words = arguments(workplace)
-    launch = Launch(workplace.root / "stopped", words)
+    launch = Launch(workplace.root / "stopped", arguments(workplace))
     assert wait_until(lambda: some_trial_runs(workplace, "stopped"), 60)
     assert len(launch.alive()) >= 3  # launcher, fork server, a trial
     launch.process.send_signal(signal.SIGTERM)
     assert launch.process.wait(30) == 128 + signal.SIGTERM
     assert launch.gone(30)  # the fork server needs a moment to unload torch
     folders = [path.parent for path in (workplace.root / "stopped").glob("runs/tiny/*/status.json")]
-    assert "preempted" in [read_state(folder).state for folder in folders]
+    for folder in folders:
+        assert read_state(folder).state in ("preempted", "finished")
+        assert (folder / "checkpoint.pt").exists() == (read_state(folder).state == "preempted")
     log = (workplace.root / "stopped" / "launch.log").read_text()
     assert "Traceback" not in log
     assert "stopped; the same command goes on from the checkpoints" in log
-    run_undisturbed(workplace.root / "stopped", words)
-    run_undisturbed(workplace.root / "undisturbed", words)
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on_as_if_nothing_had_happened(workplace: Workplace) -> None:
+    launch = Launch(workplace.root / "stopped", arguments(workplace))
+    assert wait_until(lambda: some_trial_runs(workplace, "stopped"), 60)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.process.wait(30) == 128 + signal.SIGINT
+    run_undisturbed(workplace.root / "stopped", arguments(workplace))
+    run_undisturbed(workplace.root / "undisturbed", arguments(workplace))
     outcome = Outcome()
     compare(workplace.root / "undisturbed", workplace.root / "stopped", outcome)
     assert (outcome.compared, outcome.differing) == (2, [])
 
 
-def test_two_launches_at_once_train_each_trial_once(workplace: Workplace) -> None:
+@pytest.mark.slow
+def test_two_launchers_at_once_train_each_trial_once(workplace: Workplace) -> None:
     words = arguments(workplace, "launch.workers=1")
     first, second = (Launch(workplace.root / "shared", words) for _ in range(2))
     assert [first.process.wait(120), second.process.wait(120)] == [0, 0]
     folders = [path.parent for path in (workplace.root / "shared").glob("runs/tiny/*/config.yaml")]
     assert len(folders) == 2
     for folder in folders:
-        state = read_state(folder)
-        assert (state.state, state.attempts) == ("finished", 1)
-        assert (folder / "log.txt").read_text().count("step 1/") == 1
+        assert_trained_once(folder)
 
 
 @pytest.mark.slow

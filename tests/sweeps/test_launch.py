@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from sweeps_support import Notes, Workplace, be_killed_once, fail_by_size_and_rule
+from sweeps_support import Notes, Workplace, assert_trained_once, be_killed_once, fail_by_size_and_rule
 
 from attnres.lock import TrialLock
 from attnres.record import read_record
 from sweeps.config import LaunchConfig
 from sweeps.executor import LocalExecutor
 from sweeps.launch import launch, report
-from sweeps.runner import Interrupts, launch_order
+from sweeps.runner import Interrupts, Runner, launch_order
 from sweeps.state import read_state
 from sweeps.study import Study
 from sweeps.trial_process import Target, train_trial
@@ -98,6 +99,17 @@ def test_a_trial_of_another_process_is_waited_for_and_taken_over(workplace: Work
     assert not release.is_alive()  # it waited
     assert states(study) == ["finished", "finished"]
     assert notes.about(busy.name)[0] == "another process is training it"
+
+
+def test_two_launches_at_once_train_each_trial_once(workplace: Workplace) -> None:
+    study = workplace.study("launch.workers=1")
+    executors = [LocalExecutor(1, 20) for _ in range(2)]
+    runners = [Runner(executor, Notes(), 1, max_retries=0, grace_seconds=20) for executor in executors]
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(runner.run, launch_order(study.trials), lambda: 0) for runner in runners]
+        assert [end.result().count("finished") for end in ends] == [4, 4]
+    for planned in study.trials:
+        assert_trained_once(planned.trial.folder)
 
 
 def test_a_torn_record_is_named_and_kept(workplace: Workplace) -> None:
