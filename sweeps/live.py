@@ -45,8 +45,12 @@ class StudyEta:
     def _left(self, job: Job[Any], state: TrialState | None, rate: float | None) -> float | None:
         if state is not None and state.eta_seconds is not None:
             return state.eta_seconds
-        estimate = self.seconds.get(job.planned.trial.id)
-        return estimate if estimate is not None else rate and rate * job.planned.flops
+        whole = self.seconds.get(job.planned.trial.id)
+        if whole is None and rate is not None:
+            whole = rate * job.planned.flops
+        if whole is None or state is None or state.step is None:
+            return whole
+        return whole * (1 - state.step / job.planned.trial.steps)
 
     def _seconds_per_flop(self, progress: Progress[Any], states: Mapping[str, TrialState]) -> float | None:
         seconds = flops = 0.0
@@ -88,7 +92,7 @@ class LiveTable:
 
     def __init__(self, eta: StudyEta, console: Console | None = None) -> None:
         self.eta = eta
-        self._live = Live(console=console or Console(), auto_refresh=False, transient=False)
+        self._live = Live(console=console or Console(), auto_refresh=False, transient=True)
         self._drawn = 0.0
         self._live.start()
 
