@@ -4,10 +4,12 @@ import pytest
 import torch
 from depth_attention_support import expected_reads, fused_reads, make_toy, relative_error
 
-from attnres.depth_attention import DepthAttentionState, Plan
+from attnres.depth.plan import Plan
+from attnres.depth.products import BAG_WIDTH
+from attnres.depth_attention import DepthAttentionState
 
 # (layers, block size, batch, tokens, width): one sublayer, S = 1 (full), N = 1, short last block, S odd,
-# batch 1, one token, and widths that are no multiple of 8.
+# batch 1, one token, widths that are no multiple of 8, and both kinds of products.
 SHAPES = [
     (1, 1, 2, 3, 5),
     (1, 1, 1, 1, 2),
@@ -22,6 +24,8 @@ SHAPES = [
     (8, 5, 3, 1, 7),
     (9, 2, 1, 3, 40),
     (12, 1, 1, 3, 3),
+    (5, 1, 2, 3, BAG_WIDTH + 2),
+    (5, 2, 1, 4, BAG_WIDTH + 5),
 ]
 
 
