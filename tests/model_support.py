@@ -79,6 +79,7 @@ def randomise(model: Transformer) -> None:
 def make_batch(model: Transformer, sequences: int = 2) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, VOCABULARY, (sequences, model.config.context + 1), generator=generator)
+    tokens = tokens.to(model.embedding.weight.device)
     return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -78,9 +78,8 @@ class AttnRes(RuleSpec):
         """Per read and source one logit and one term of the mixture; per source one norm; running sums."""
         pairs = sum(count for count in self.sources(layers) if count > 1)
         norms = 1 + layers  # the embedding, and the running sum after each sublayer (the last is the block's)
-        additions = layers - -(
-            -layers // self.resolved_block_size(layers)
-        )  # a block's first output is not added
+        blocks = -(-layers // self.resolved_block_size(layers))
+        additions = layers - blocks  # a block's first output is added to nothing
         return width * (4 * pairs + 2 * norms + additions)
 
 
@@ -99,6 +98,7 @@ class AttnResBlock(AttnRes):
     """As full, over the embedding, sums of `block_size` sublayer outputs and the current block's running sum.
 
     Exactly one of `num_blocks` (N, which gives block_size = ceil(L / N)) and `block_size` (S, in sublayers).
+    Where N does not divide L there may be fewer blocks than N: L = 20 and N = 8 give S = 3 and seven blocks.
     """
 
     rule: ClassVar[str] = "attnres_block"

@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from model_support import PRENORM, TINY, VOCABULARY, block, full, loss_and_gradients, make_batch, make_model
+from model_support import (
+    PRENORM,
+    TINY,
+    VOCABULARY,
+    block,
+    full,
+    loss_and_gradients,
+    make_batch,
+    make_model,
+    relative_error,
+)
 
 from attnres.model import rotary_table, rotate
 from attnres.normalise import RMSNorm
@@ -142,3 +152,14 @@ def test_captures_into_one_graph(spec) -> None:
     torch.compiler.reset()
     for name, value in expected.items():
         assert torch.allclose(values[name], value, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("spec", [PRENORM, full(), block(3)], ids=["prenorm", "full", "block"])
+def test_a_gpu_agrees(spec) -> None:
+    """Norms and, in the fused rules, batched products take other paths there."""
+    expected = loss_and_gradients(make_model(spec, random_rule=True))
+    on_gpu = loss_and_gradients(make_model(spec, random_rule=True).to("cuda"))
+    values = {name: value.cpu() for name, value in on_gpu.items()}
+    assert relative_error(values, expected) < 1e-9
