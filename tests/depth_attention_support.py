@@ -58,9 +58,9 @@ def make_toy(
     toy = Toy(
         block_size,
         draw(batch, tokens, width),
+        draw(layers, width) * min(1.0, 3 / width**0.5),  # logits of a few units at any width
         draw(layers, width),
-        draw(layers, width),
-        [draw(width, width) for _ in range(layers)],
+        [draw(width, width) * min(1.0, 3 / width**0.5) for _ in range(layers)],
         draw(batch, tokens, width),
     )
     for tensor in toy.tensors.values():

@@ -1,8 +1,8 @@
 """What one forward pass of depth attention holds, and what its backward pass gathers.
 
 Shapes: T tokens, D channels, N sources, R = L reads that have a choice, G reads of one group. A row is a
-read's place in the query table (see `Plan`). With w the gain times the query, r the inverse RMS of a source, G_l
-the gradient of h_l, p the weights over finished sources alone and b the weight of the running sum:
+read's place in the query table (see `Plan`). With w the gain times the query, r the inverse RMS of a source,
+G_l the gradient of h_l, p the weights over finished sources alone and b the weight of the running sum:
 
     s_il = r_i w_l . v_i      b_l = sigmoid(s_running - logsumexp_i s_il)
     h_l = (1 - b_l) sum_i p_il v_i + b_l running
@@ -58,8 +58,8 @@ class Forward:
             weights_GNT, self.lse_GT = softmax_and_lse(group_logits_GNT)
         else:
             weights_GNT = torch.softmax(group_logits_GNT, dim=1)
-        # `.data` has a version counter of its own: later sources are written to other rows of the buffers, and
-        # autograd would take that for changes of these.
+        # `.data` has a version counter of its own: later sources are written to other rows of the buffers,
+        # and autograd would take that for changes of these.
         values_NTD = self.values_NTD.data[: group + 1]
         self.mixed_GTD = (
             mix(weights_GNT, values_NTD) if group else values_NTD.expand(len(weights_GNT), -1, -1)
