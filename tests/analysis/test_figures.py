@@ -29,10 +29,19 @@ TRUTHS = {
 }
 
 
-@pytest.fixture(scope="module", params=TRUTHS)
+OFTEN = ("plain", "many")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in TRUTHS],
+)
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    runs = tmp_path_factory.mktemp("runs")
-    write_study(runs / "s", simulate_table(TRUTHS[request.param], np.random.default_rng(0)))
+    return make_result(tmp_path_factory.mktemp("runs"), TRUTHS[request.param])
+
+
+def make_result(runs: Path, truth: Truth) -> StudyResult:
+    write_study(runs / "s", simulate_table(truth, np.random.default_rng(0)))
     return compute_results(load_study(runs, "s"), draws=100)
 
 
@@ -85,7 +94,8 @@ def test_direct_labels_do_not_overlap(result: StudyResult) -> None:
             assert below.y1 <= above.y0 + 1
 
 
-def test_figures_are_the_same_each_time(result: StudyResult, tmp_path: Path) -> None:
+def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
+    result = make_result(tmp_path, Truth(seeds=1))
     with style.style():
         first = style.save(figures.size_gaps(result), tmp_path / "a", "x")
         second = style.save(figures.size_gaps(result), tmp_path / "b", "x")

@@ -98,7 +98,7 @@ def test_report_answers_first_and_shows_everything(tmp_path: Path) -> None:
 
 
 def test_results_hold_the_truth_in_full_precision(tmp_path: Path) -> None:
-    study(tmp_path, Truth({"attnres_block": 1.25}, noise=0, misfit=0, overhead=0.02))
+    study(tmp_path, Truth({"attnres_block": 1.25}, seeds=1, noise=0, misfit=0, overhead=0.02))
     results, _ = report(tmp_path)
     comparison = results["comparisons"]["attnres_block"]
     assert comparison["multiplier"] == pytest.approx(1.25, rel=1e-6)
@@ -110,7 +110,7 @@ def test_results_hold_the_truth_in_full_precision(tmp_path: Path) -> None:
 
 def test_conventions_correct_for_the_rules_own_work(tmp_path: Path) -> None:
     """m counts the rule's FLOPs; without them the same losses look 2 % better."""
-    study(tmp_path, Truth({"attnres_block": 1.25}, noise=0, misfit=0, overhead=0.02))
+    study(tmp_path, Truth({"attnres_block": 1.25}, seeds=1, noise=0, misfit=0, overhead=0.02))
     results, _ = report(tmp_path)
     conventions = results["comparisons"]["attnres_block"]["conventions"]
     assert conventions["total"]["multiplier"] == pytest.approx(1.25, rel=1e-6)
@@ -146,7 +146,7 @@ def test_what_was_let_pass_is_printed(tmp_path: Path) -> None:
 
 
 def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
-    folder = study(tmp_path, Truth())
+    folder = study(tmp_path, Truth(seeds=1))
     path = next(iter(folder.glob("*/record.json")))
     record = json.loads(path.read_text())
     record["environment"]["threads"] = 2
@@ -176,7 +176,7 @@ def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    study(tmp_path, Truth())
+    study(tmp_path, Truth(sizes=3, seeds=1))
     assert run_command(main, [*arguments, f"runs_dir={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -202,7 +202,7 @@ def test_help_is_fast_and_complete() -> None:
 
 
 def test_matplotlib_and_torch_are_not_imported_for_numbers(tmp_path: Path) -> None:
-    study(tmp_path, Truth())
+    study(tmp_path, Truth(seeds=1))
     code = (
         "import sys; from analysis.report import main;"
         f"main(['study=s', 'runs_dir={tmp_path}', 'draws=100', '--no-figures']);"
