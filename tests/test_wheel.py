@@ -30,10 +30,15 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "unpacked"
 
 
-def test_wheel_has_every_config_and_no_tests(unpacked: Path) -> None:
+def test_wheel_has_every_config_and_module_and_nothing_else(unpacked: Path) -> None:
     shipped = {file.relative_to(unpacked / "attnres" / "conf") for file in unpacked.rglob("conf/**/*.yaml")}
     assert shipped == {file.relative_to(ROOT / "conf") for file in (ROOT / "conf").rglob("*.yaml")}
-    assert not list(unpacked.rglob("test*"))
+    modules = {
+        file.relative_to(ROOT)
+        for name in ("attnres", "sweeps", "analysis")
+        for file in (ROOT / name).rglob("*.py")
+    }
+    assert {file.relative_to(unpacked) for file in unpacked.rglob("*.py")} == modules
 
 
 @pytest.mark.parametrize("module", ["attnres.train", "sweeps.plan", "sweeps.launch", "sweeps.status"])
