@@ -227,6 +227,7 @@ def record_row(
         "non_embedding_parameters": record["parameters"].get("non_embedding"),
         "learning_rate": record["learning_rate"],
         "train_seconds": _number(timing.get("train_seconds")),
+        "median_step_train_seconds": _number(timing.get("median_step_seconds")) * record["steps"],
         "tokens_per_second": _number(timing.get("tokens_per_second")),
         "attempts": timing.get("attempts"),
         "machine": "{} {} threads".format(

@@ -219,6 +219,9 @@ def _rule_checks(r: RuleResult) -> list[str]:
         f"Equal exponents: {_f_test(e)}; power {e.power or 0:.0%} to notice an m that grows "
         f"{e.power_for_growth_per_decade:g} times per decade of C.",
     ]
+    if r.wall_clock_median_step:
+        median_step = interval(r.wall_clock_median_step)
+        checks.append(f"Wall-clock from each trial's median step, blind to pauses: m = {median_step}.")
     if r.without_size:
         low, high = min(r.without_size.values()), max(r.without_size.values())
         checks.append(f"Leaving out one size at a time: m from {low:.3f} to {high:.3f}.")

@@ -50,6 +50,7 @@ class RuleResult:
     fit: SharedExponentFit  # of the two arms
     multiplier: Multiplier
     wall_clock: Multiplier | None
+    wall_clock_median_step: Multiplier | None  # seconds as median step times steps: blind to pauses
     wall_clock_note: str
     judgements: tuple[Judgement, ...]
     verdict_line: str
@@ -187,6 +188,7 @@ def _rule_result(
         fit=fit_shared_exponent(means, convention=data.convention),
         multiplier=m,
         wall_clock=wall_clock,
+        wall_clock_median_step=_wall_clock(rows, baseline, rule, confidence, "median_step_train_seconds")[0],
         wall_clock_note=wall_clock_note,
         judgements=judgements,
         verdict_line=verdict_line(m, [j for j in judgements if j.claim.name in headline], too_small),
@@ -217,10 +219,10 @@ def _under(
 
 
 def _wall_clock(
-    rows: pd.DataFrame, baseline: str, rule: str, confidence: float
+    rows: pd.DataFrame, baseline: str, rule: str, confidence: float, seconds: str = "train_seconds"
 ) -> tuple[Multiplier | None, str]:
     """m in seconds of training: m in compute times the ratio of the speeds, taken size by size."""
-    if not (rows["train_seconds"] > 0).all():
+    if not (rows[seconds] > 0).all():
         return None, "some trials have no training time"
     machines = rows.groupby("size")["machine"].nunique()
     mixed = list(machines.index[machines > 1])
@@ -230,7 +232,7 @@ def _wall_clock(
     note = f"{resumed} trials were resumed; their training time is the sum of the parts" if resumed else ""
     try:
         return (
-            paired_multiplier(rows, baseline, rule, cost="train_seconds", confidence=confidence),
+            paired_multiplier(rows, baseline, rule, cost=seconds, confidence=confidence),
             note,
         )
     except FitError as error:

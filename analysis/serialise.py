@@ -97,6 +97,7 @@ def comparison(r: RuleResult) -> dict[str, Any]:
         "verdict_line": r.verdict_line,
         "verdicts": {j.claim.name: verdict(j) for j in r.judgements},
         "wall_clock": plain(r.wall_clock),
+        "wall_clock_median_step": plain(r.wall_clock_median_step),
         "wall_clock_note": r.wall_clock_note,
         "conventions": plain(r.conventions),
         "bootstrap": plain(r.bootstrap),

@@ -202,6 +202,7 @@ def make_record(study: str, row: Mapping[str, Any], axes: Mapping[str, Any]) -> 
             "evaluation_seconds": 1.0,
             "wall_seconds": seconds + 1,
             "tokens_per_second": tokens / seconds,
+            "median_step_seconds": seconds / steps,
             "attempts": 1,
         },
     }

@@ -115,6 +115,7 @@ def _tidy(values: Mapping[str, pd.Series[Any]]) -> pd.DataFrame:
     table[f"compute_{CONVENTION}"] = table["compute"]
     table["loss_standard_error"] = values.get("standard_error", math.nan)
     table["train_seconds"] = values.get("seconds", math.nan)
+    table["median_step_train_seconds"] = math.nan
     table["tokens"] = values.get("D", table["compute"] * math.nan)
     table["non_embedding_parameters"] = values.get("N", math.nan)
     return table.assign(attempts=1, machine="not recorded", commit=None, learning_rate=math.nan)

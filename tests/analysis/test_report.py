@@ -153,6 +153,7 @@ def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     results, text = report(tmp_path)
     assert results["comparisons"]["attnres_block"]["wall_clock"] is None
+    assert results["comparisons"]["attnres_block"]["wall_clock_median_step"] is None
     assert "ran on different machines or thread counts" in text
 
 
