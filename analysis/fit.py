@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 
 from analysis.compute_law import fit_compute_law
 from analysis.isoflop import BUDGET_TOLERANCE, fit_isoflop
-from analysis.multistart import Objective, parse_objective
+from analysis.multistart import Objective, intervals_as_json, parse_objective
 from analysis.parametric import fit_parametric
 from analysis.points import Points, read_points
 from attnres.cli import reject_options, run_command, take_flag, take_option, wants_help
@@ -111,8 +111,7 @@ def _fit_compute(points: Points, law: str, objective: Objective, search: dict[st
         "equation": _equation(law),
         "parameters": {"A": fit.A, "alpha": fit.alpha, "E": fit.E},
         "fixed": [] if fit.with_floor else ["E"],
-        "standard_errors": None if fit.standard_errors is None else dict(fit.standard_errors),
-        "intervals": None if fit.intervals is None else {k: list(v) for k, v in fit.intervals.items()},
+        **intervals_as_json(fit.standard_errors, fit.intervals),
         "interval_method": fit.bootstrap,
         "objective": fit.objective,
         "objective_value": fit.objective_value,
@@ -213,9 +212,9 @@ def format_fit(document: Mapping[str, Any]) -> str:
         text = f"  {name:16s} " + ("not identified" if value is None else f"{value:.8g}")
         if name in document.get("fixed", ()):
             text += "  (fixed)"
-        if name in errors:
+        if errors.get(name) is not None:
             text += f"  se {errors[name]:.3g}"
-        if name in intervals:
+        if name in intervals and None not in intervals[name]:
             text += f"  [{intervals[name][0]:.6g}, {intervals[name][1]:.6g}]"
         lines.append(text)
     lines.append(f"intervals: {document['interval_method'] or 'none'}")

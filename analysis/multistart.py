@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,3 +197,20 @@ def percentile_intervals(
 def standard_errors(draws: Mapping[str, Array]) -> dict[str, float]:
     """Standard deviation of each column of draws."""
     return {name: float(np.std(v, ddof=1)) for name, v in draws.items()}
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def intervals_as_json(
+    errors: Mapping[str, float] | None, intervals: Mapping[str, tuple[float, float]] | None
+) -> dict[str, Any]:
+    """The fields `standard_errors` and `intervals` of `analysis.fit --json`."""
+    return {
+        "standard_errors": None if errors is None else {k: finite_or_none(v) for k, v in errors.items()},
+        "intervals": None
+        if intervals is None
+        else {k: [finite_or_none(end) for end in ends] for k, ends in intervals.items()},
+    }

@@ -22,6 +22,8 @@ from analysis.multistart import (
     best_optimum,
     bootstrap_draws,
     check_search,
+    finite_or_none,
+    intervals_as_json,
     parse_objective,
     percentile_intervals,
     reported_objective,
@@ -35,6 +37,7 @@ from attnres.errors import DataError
 
 PARAMETERS = ("E", "A", "B", "alpha", "beta")
 LEAST_POINTS = 6  # one more than parameters
+LOWEST_EXPONENT = 1e-6  # below it a power law is a constant
 MIN_LEVELS = 3  # distinct values of N and of D; two cannot show an exponent beside a floor
 
 
@@ -98,9 +101,11 @@ class ParametricFit:
             "law": "parametric",
             "equation": "L = E + A*N^-alpha + B*D^-beta",
             "parameters": self.parameters,
-            "derived": {"size_exponent": self.size_exponent, "tokens_exponent": self.tokens_exponent},
-            "standard_errors": None if self.standard_errors is None else dict(self.standard_errors),
-            "intervals": None if self.intervals is None else {k: list(v) for k, v in self.intervals.items()},
+            "derived": {
+                "size_exponent": finite_or_none(self.size_exponent),
+                "tokens_exponent": finite_or_none(self.tokens_exponent),
+            },
+            **intervals_as_json(self.standard_errors, self.intervals),
             "interval_method": self.bootstrap,
             "objective": self.objective,
             "objective_value": self.objective_value,
@@ -190,8 +195,8 @@ def _warnings(theta: Array, agreeing: int, starts: int) -> tuple[str, ...]:
         if theta[index] < NEGLIGIBLE_LOG_TERM:
             found.append(f"{name} is at its bound 0: its exponent is not identified")
     for name, index in (("alpha", 1), ("beta", 3)):
-        if theta[index] <= 1e-6 or theta[index] >= LARGEST_EXPONENT:
-            found.append(f"{name} is at its bound {theta[index]:g}: not identified")
+        if theta[index] <= LOWEST_EXPONENT or theta[index] >= LARGEST_EXPONENT:
+            found.append(f"{name} is at its bound {round(float(theta[index]), 6):g}: not identified")
     if agreeing < 0.5 * starts:
         found.append(f"only {agreeing} of {starts} starts reach the best optimum: there are others nearby")
     return tuple(found)

@@ -112,9 +112,8 @@ def derivatives(theta: Array, problem: Problem, reweighted: bool) -> tuple[Array
     hessian = _outer_sum(jacobian, inside - slope if problem.log else inside)
     # Second derivative of the value: sum over terms of share z' z'^T (minus J J^T for the log, done above).
     for term, block in ((0, slice(0, 2)), (1, slice(2, 4)), (2, slice(4, 5))):
-        hessian[..., block, block] += np.einsum(
-            "...p,ip,jp->...ij", slope * share[term], design[block], design[block], optimize=True
-        )
+        pulled = (slope * share[term])[..., None, :] * design[block]
+        hessian[..., block, block] += pulled @ design[block].T
     return gradient, hessian
 
 
