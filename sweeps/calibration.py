@@ -67,10 +67,10 @@ def known(study: Study) -> dict[str, Calibration]:
 
 
 def calibrate(
-    study: Study, say: Callable[[str], None], config_dir: str | None = None
+    study: Study, say: Callable[[str], None], config_dir: str | None = None, again: bool = False
 ) -> dict[str, Calibration]:
-    """Calibrations of all cells; what is not known is measured and kept."""
-    found = known(study)
+    """Calibrations of all cells; what is not known, or with `again` everything, is measured and kept."""
+    found = {} if again else known(study)
     missing = {planned.cell: planned for planned in study.trials if planned.cell not in found}
     if not missing:
         return found
@@ -156,7 +156,7 @@ def _measure(planned: PlannedTrial, config_dir: str | None) -> Calibration:
         command += ["--config-dir", config_dir]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).split("\n")[-1]
+        said = (done.stderr.strip() or done.stdout.strip()).split("\n")[-1].removeprefix("error: ")
         raise UserError(f"timing {planned.cell} failed: {said} (--no-calibrate skips it)")
     numbers = json.loads(done.stdout.strip().split("\n")[-1])
     return Calibration(**{name: numbers[name] for name in Calibration.__dataclass_fields__})

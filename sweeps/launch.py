@@ -11,9 +11,9 @@ from typing import Any
 from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
 from sweeps.calibration import known
 from sweeps.executor import Executor, LocalExecutor
-from sweeps.live import StudyEta, Watch, open_watch
+from sweeps.live import StudyEta, open_watch
 from sweeps.plan import GROUPS, say, warnings
-from sweeps.runner import Interrupts, Progress, Runner, launch_order
+from sweeps.runner import Interrupts, Progress, Runner, View, launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.table import duration
@@ -24,11 +24,14 @@ usage: python -m sweeps.launch study=NAME [key=value ...] [--config-dir DIR]
 
 Runs the trials of a study that have no finished record, each in a process of its own. One failure does not
 stop the others. Stop it at any moment, even with kill -9: the same command goes on from the last
-checkpoints. Two launches of one study at once share the work. Exit code 0: all trials have finished; 1:
-some failed or diverged.
+checkpoints. Two launches of one study at once share the work. Exit code 0: all trials have finished;
+1: some failed or diverged; 2: a mistake in the settings; 130 or 143: stopped by a signal.
 
-  study.KEY=VALUE   changes the study, launch.workers=N the number of trials at once, runs_dir=DIR the
-  place of records anything else     an override of every trial; `python -m sweeps.plan --help` has more
+  study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
+  launch.workers=N  trials at once (default: cores / runtime.threads)
+  runs_dir=DIR      where records are (default: runs)
+  anything else     an override of every trial: budget=tokens budget.tokens=1e6 tracking=none
+  --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
 """
 EXAMPLES = (
     "python -m sweeps.launch study=smoke",
@@ -37,7 +40,7 @@ EXAMPLES = (
 )
 
 
-def launch(study: Study, executor: Executor[Any], watch: Watch, interrupts: Interrupts) -> Progress[Any]:
+def launch(study: Study, executor: Executor[Any], watch: View, interrupts: Interrupts) -> Progress[Any]:
     """Run a study's trials on an executor, watched. Writes study.json first."""
     write_study(study)
     settings = study.config.launch

@@ -5,24 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.runner import Job, Progress
+from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
 from sweeps.table import duration
 
 REFRESH_SECONDS = 1.0
-
-
-class Watch(Protocol):
-    def say(self, line: str) -> None: ...
-    def update(self, progress: Progress[Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 class StudyEta:
@@ -118,7 +112,7 @@ class LiveTable:
         self._live.stop()
 
 
-def open_watch(eta: StudyEta, seconds: float) -> Watch:
+def open_watch(eta: StudyEta, seconds: float) -> View:
     """The live table if stdout is a terminal, lines if not."""
     return LiveTable(eta) if sys.stdout.isatty() else Lines(eta, seconds)
 

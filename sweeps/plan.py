@@ -16,19 +16,18 @@ from sweeps.study import PlannedTrial, Study, load_study
 from sweeps.table import duration, number, print_table
 
 USAGE = """
-usage: python -m sweeps.plan study=NAME [key=value ...] [--trials] [--json] [--no-calibrate] [--config-dir
-DIR]
+usage: python -m sweeps.plan study=NAME [key=value ...] [options]
 
-The table of a study's trials: parameters, tokens, FLOPs, steps, estimated minutes on this machine, and
-totals.
+The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time on this machine, and totals.
 
-  study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
-  study.axes.optim.beta2=[0.9,0.95] launch.workers=N  trials at once (default: cores / runtime.threads)
+  study.KEY=VALUE   changes the study: study.seeds=[0,1] study.axes.optim.beta2=[0.9,0.95]
+  launch.workers=N  trials at once (default: cores / runtime.threads)
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2
   --trials          one row for each trial, instead of one for all seeds
   --json            everything, for programs
   --no-calibrate    no time estimates but those already known
+  --recalibrate     time all shapes again (the machine was busy the last time, say)
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
 """
 EXAMPLES = (
@@ -133,7 +132,7 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
         number(trial.tokens),
         f"{trial.steps:,}",
         f"{planned.flops:.2e}",
-        f"{trial.epochs:.2f}",
+        f"{trial.epochs:.2g}",
         duration(group[0].seconds),
         "yes" if ended == len(group) == 1 else f"{ended}/{len(group)}",
     ]
@@ -193,10 +192,11 @@ def main(argv: list[str]) -> int:
         print(help_text(USAGE, GROUPS, EXAMPLES))
         return 0
     config_dir = take_option(argv, "--config-dir")
-    as_json, each, skip = (take_flag(argv, name) for name in ("--json", "--trials", "--no-calibrate"))
+    as_json, each = take_flag(argv, "--json"), take_flag(argv, "--trials")
+    skip, again = take_flag(argv, "--no-calibrate"), take_flag(argv, "--recalibrate")
     reject_options(argv)
     study = load_study(argv, config_dir, say)
-    rows = plan_rows(study, known(study) if skip else calibrate(study, say, config_dir))
+    rows = plan_rows(study, known(study) if skip else calibrate(study, say, config_dir, again))
     if as_json:
         print(json.dumps(plan_json(study, rows), indent=1))
     else:

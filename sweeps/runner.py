@@ -67,6 +67,9 @@ class View(Protocol):
     def update(self, progress: Progress[Any]) -> None:
         """Called a few times a second."""
 
+    def close(self) -> None:
+        """There is no more to see."""
+
 
 def launch_order(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     """Seed by seed, in each the longest first.
@@ -160,7 +163,7 @@ class Runner(Generic[Handle]):
                 self.view.say(f"{name}: {cause}; tried again")
                 self.progress.pending.appendleft(job)
             else:
-                self._fail(job, f"{cause}, {job.attempts} times")
+                self._fail(job, cause + (f", {job.attempts} times" if job.attempts > 1 else ""))
         elif code == 0:
             self._fail(job, "its process ended without an error and without a finished record")
         elif state.state == "failed" and state.written >= job.started:

@@ -136,3 +136,28 @@ def test_a_mistake_is_one_line_and_exit_code_2(module: str, tmp_path: Path) -> N
 def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(plan.main, ["study=smoke", "--jsn"]) == 2
     assert capsys.readouterr().err == "error: --jsn: unknown option; --help lists the options\n"
+
+
+@pytest.mark.slow
+def test_calibration_times_real_steps_once(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    words = workplace.arguments("study.sizes=[tiny_a]", "launch.workers=2")
+    assert run_command(plan.main, [*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "timing 2 shapes on this machine" in captured.err
+    trials = json.loads(captured.out)["trials"]
+    assert all(0 < trial["seconds"] < 600 for trial in trials)
+    assert run_command(plan.main, [*words, "--json"]) == 0
+    again = capsys.readouterr()
+    assert "timing" not in again.err
+    assert json.loads(again.out)["trials"] == trials
+
+
+@pytest.mark.slow
+def test_a_shape_that_cannot_be_timed_is_one_line(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = workplace.arguments("study.sizes=[tiny_a]", "runtime.device=cuda")
+    assert run_command(plan.main, words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: timing tiny_a prenorm failed: ")
+    assert "--no-calibrate" in error
