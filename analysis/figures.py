@@ -86,7 +86,7 @@ def _points(axes: Axes, x: Any, y: Any, error: Any, look: dict[str, Any]) -> Non
 def _bar_note(table: pd.DataFrame) -> str:
     seeds = table.groupby(["size", "rule"])["seed"].nunique()
     if seeds.max() == 1:
-        return "Points: one seed; bars: standard error over validation windows, the same for all rules."
+        return "Points: one seed; bars: standard error over\nvalidation windows, mostly shared by the rules."
     number = str(seeds.max()) if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()}"
     return f"Points: means over {number} seeds; bars: standard error over seeds."
 
