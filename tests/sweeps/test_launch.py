@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -149,6 +151,21 @@ def test_order_is_seed_by_seed_and_the_longest_first(shared_workplace: Workplace
     assert [planned.seed for planned in order] == [3] * 4 + [1] * 4
     for earlier, later in pairwise(order):
         assert earlier.seed != later.seed or earlier.flops >= later.flops
+
+
+def test_interrupts_are_counted_and_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (interrupts(), interrupts.first) == (0, None)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (interrupts(), interrupts.first) == (2, signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_workers_default_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
