@@ -22,7 +22,8 @@ def escape(text: str) -> str:
     flat = " ".join(str(text).split())
     flat = re.sub(r"([\\`*{}\[\]<>#|~&$])", r"\\\1", flat)
     flat = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", flat)  # inside a word it means nothing
-    return re.sub(r"^([-+]|\d+(?=[.)]))", r"\\\1", flat)  # would start a list
+    # At the start of a line, "- " or "1. " would begin a list.
+    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", flat)
 
 
 def name(text: str) -> str:

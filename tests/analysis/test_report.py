@@ -220,7 +220,8 @@ def test_names_cannot_act_as_markdown() -> None:
     assert escape("<script>\n# x") == r"\<script\> \# x"
     assert escape("attnres_full saves -4 %") == "attnres_full saves -4 %"
     assert escape("_now_ and *then*") == r"\_now\_ and \*then\*"
-    assert escape("- item") == r"\- item" and escape("1. item") == r"\1. item"
+    assert escape("- item") == r"\- item" and escape("1. item") == r"1\. item"
+    assert escape("1.10x compute") == "1.10x compute"
 
 
 def test_simulate_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
