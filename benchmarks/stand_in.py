@@ -1,0 +1,47 @@
+"""A yardstick of nanoGPT's design: LayerNorm, one QKV product, GELU, learned positions, tied embedding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        products = self.query_key_value(self.norm_attention(x_BTD)).chunk(3, dim=-1)
+        query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in products)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BTD = x_BTD + self.output(mixed.transpose(1, 2).flatten(2))
+        return x_BTD + self.down(F.gelu(self.up(self.norm_mlp(x_BTD))))
+
+
+class StandInGPT(nn.Module):
+    """Its MLP of 4 d GELU units has as many parameters and products as SwiGLU of 8/3 d."""
+
+    def __init__(self, width: int, depth: int, heads: int, vocabulary: int, context: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        x_BTD = self.tokens(inputs_BT) + self.positions(
+            torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
+        )
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        logits = F.linear(self.norm(x_BTD), self.tokens.weight)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets_BT.flatten())

@@ -1,0 +1,219 @@
+"""Step time and memory of every rule beside prenorm: `make bench`, or this file with --help.
+
+All contenders of a shape are timed in one process, interleaved; memory is measured in a fresh process each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnres.environment import processor_name, source_commit
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from contenders import PEERS, RULES, Shape, absent, build, names  # noqa: E402
+from measurement import CLOCKS, interleave, peak_memory_bytes  # noqa: E402
+
+SHAPES = [
+    (256, 8, "float32"),
+    (256, 8, "bfloat16"),
+    (512, 12, "float32"),
+    (512, 12, "bfloat16"),
+    (96, 6, "float32"),
+]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--width", type=int, help="channels; with --depth, one shape instead of the five of the docs"
+    )
+    parser.add_argument("--depth", type=int, help="transformer blocks")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 is autocast")
+    parser.add_argument(
+        "--rules", help=f"comma-separated part of {', '.join([*RULES, *PEERS, 'stand_in', 'matmul'])}"
+    )
+    parser.add_argument(
+        "--implementations", help="comma-separated part of fused, reference, plain, peer, bare"
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="rounds; the median is reported (default 7)")
+    parser.add_argument("--batch", type=int, default=8, help="sequences (default 8)")
+    parser.add_argument("--context", type=int, default=256, help="tokens of a sequence (default 256)")
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--clock", choices=tuple(CLOCKS), default="wall", help="cpu: processor time, for a busy machine"
+    )
+    parser.add_argument(
+        "--no-memory", action="store_true", help="skip the fresh processes that measure memory"
+    )
+    parser.add_argument("--json", metavar="F", help="write the rows and the machine here")
+    parser.add_argument("--markdown", metavar="F", help="write the table here")
+    parser.add_argument("--memory-of", nargs=2, metavar=("RULE", "IMPLEMENTATION"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if (arguments.width is None) != (arguments.depth is None):
+        parser.error("--width and --depth go together")
+    for field in ("width", "depth", "repeats", "batch", "context", "vocabulary", "threads"):
+        value = getattr(arguments, field)
+        if value is not None and value < 1:
+            parser.error(f"--{field}={value}: must be positive")
+    known = {rule for rule, _ in names()}
+    for rule in (arguments.rules or "").split(","):
+        if rule and rule not in known:
+            parser.error(f"--rules={rule}: unknown; one of {', '.join(sorted(known))}")
+    return arguments
+
+
+def shapes(arguments: argparse.Namespace) -> list[Shape]:
+    """The shapes to time: the one asked for, or those of docs/performance.md."""
+    if arguments.width is None:
+        chosen = [shape for shape in SHAPES if arguments.dtype in (None, shape[2])]
+    else:
+        dtypes = [arguments.dtype] if arguments.dtype else ["float32", "bfloat16"]
+        chosen = [(arguments.width, arguments.depth, dtype) for dtype in dtypes]
+    return [
+        Shape(*s, arguments.batch, arguments.context, arguments.vocabulary, arguments.device) for s in chosen
+    ]
+
+
+def contenders(arguments: argparse.Namespace, width: int) -> list[tuple[str, str]]:
+    """The chosen (rule, implementation) pairs that are installed; prenorm is always the first."""
+    rules = set(filter(None, (arguments.rules or "").split(",")))
+    implementations = set(filter(None, (arguments.implementations or "").split(",")))
+    chosen = []
+    for rule, implementation in names():
+        wanted = (not rules or rule in rules) and (not implementations or implementation in implementations)
+        if rule == "prenorm" or wanted:
+            chosen.append((rule, implementation))
+    return [pair for pair in chosen if absent(pair[0], width) is None]
+
+
+def measure(shape: Shape, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per contender of a shape."""
+    pairs = contenders(arguments, shape.width)
+    cuda = shape.device == "cuda"
+    memory = [
+        None if arguments.no_memory or rule == "matmul" else _fresh(rule, i, shape) for rule, i in pairs
+    ]
+    steps = [build(rule, implementation, shape) for rule, implementation in pairs]
+    timings = interleave(steps, arguments.repeats, CLOCKS[arguments.clock], cuda)
+    return [
+        {
+            "rule": rule,
+            "implementation": implementation,
+            "width": shape.width,
+            "depth": shape.depth,
+            "dtype": shape.dtype,
+            "threads": arguments.threads,
+            "step_ms": timing.step_ms,
+            "spread_ms": timing.spread_ms,
+            "ratio_to_prenorm": timing.ratio,
+            "tokens_per_second": 1e3 * shape.batch * shape.context / timing.step_ms,
+            "peak_memory_bytes": peak,
+            "peak_memory_ratio": peak / memory[0] if peak and memory[0] else None,
+        }
+        for (rule, implementation), timing, peak in zip(pairs, timings, memory, strict=True)
+    ]
+
+
+def _fresh(rule: str, implementation: str, shape: Shape) -> int:
+    """Peak memory of a contender, from a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", rule, implementation]
+    for field, value in asdict(shape).items():
+        command += [f"--{field}", str(value)]
+    command += ["--threads", str(torch.get_num_threads())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr}")
+    return int(result.stdout.split()[-1])
+
+
+def machine(arguments: argparse.Namespace) -> dict[str, Any]:
+    commit, modified = source_commit()
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else processor_name()
+    return {
+        "device": device,
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "torch": torch.__version__,
+        "batch": arguments.batch,
+        "context": arguments.context,
+        "vocabulary": arguments.vocabulary,
+        "optimizer": "AdamW, fused",
+        "clock": arguments.clock,
+        "repeats": arguments.repeats,
+        "load_average": os.getloadavg()[0],
+        "commit": commit,
+        "modified": modified,
+    }
+
+
+def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The table of all rows, under a line that says where and how they were measured."""
+    commit = f"{str(about['commit'])[:12]}{' with changes' if about['modified'] else ''}"
+    columns = (
+        "width, depth",
+        "type",
+        "rule",
+        "implementation",
+        "step, ms",
+        "spread",
+        "ratio to prenorm",
+        "memory ratio",
+    )
+    lines = [
+        f"{about['device']}, {about['threads']} of {about['cores']} cores, torch {about['torch']}; batch "
+        f"{about['batch']} x {about['context']} tokens, {about['vocabulary']} words, {about['optimizer']}; "
+        f"median of {about['repeats']} interleaved rounds ({about['clock']} clock), load average "
+        f"{about['load_average']:.1f} at the start; commit {commit}.",
+        "",
+        f"| {' | '.join(columns)} |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        memory = row["peak_memory_ratio"]
+        lines.append(
+            f"| {row['width']}, {row['depth']} | {row['dtype']} | {row['rule']} | {row['implementation']} | "
+            f"{row['step_ms']:.1f} | {row['spread_ms']:.1f} | {row['ratio_to_prenorm']:.3f} | "
+            f"{'' if memory is None else f'{memory:.2f}'} |"
+        )
+    reasons = sorted({str(absent(peer, row["width"])) for peer in PEERS for row in rows} - {"None"})
+    if reasons:
+        lines += ["", f"Not compared: {'; '.join(reasons)}."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    torch.set_num_threads(arguments.threads)
+    if arguments.memory_of:
+        (rule, implementation), shape = arguments.memory_of, shapes(arguments)[0]
+        print(peak_memory_bytes(lambda: build(rule, implementation, shape), shape.device == "cuda"))
+        return 0
+    about, rows = machine(arguments), []
+    for shape in shapes(arguments):
+        print(f"width {shape.width}, depth {shape.depth}, {shape.dtype} ...", file=sys.stderr, flush=True)
+        rows += measure(shape, arguments)
+    table = markdown(about, rows)
+    print(table)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(table + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
