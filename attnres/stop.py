@@ -33,7 +33,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+            for number in STOP_SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as by nohup
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
