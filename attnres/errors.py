@@ -23,3 +23,7 @@ class DataError(UserError):
 
 class RecordError(UserError):
     """A record file that is absent, torn or of another schema."""
+
+
+class TornRecordError(RecordError):
+    """A record file that is not whole: a disk's fault, for records are written atomically."""

@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 
 from attnres.config import to_mapping
+from attnres.errors import TornRecordError
+from attnres.notice import warn
 from attnres.record import RECORD_FILE, read_record, write_text_atomic
 from attnres.trial import Trial
 
@@ -19,11 +21,19 @@ WEIGHTS_FILE = "weights.pt"
 def finished_record(folder: Path) -> dict[str, Any] | None:
     """The record of a trial that needs no more training: finished or diverged.
 
-    Raises RecordError for a record file that cannot be read: what it held must not be overwritten unseen.
+    A torn record is moved aside, with a warning. Raises RecordError for one of another schema: what it holds
+    must not be overwritten unseen.
     """
-    if not (folder / RECORD_FILE).exists():
+    path = folder / RECORD_FILE
+    if not path.exists():
         return None
-    record = read_record(folder / RECORD_FILE)
+    try:
+        record = read_record(path)
+    except TornRecordError as error:
+        aside = path.with_suffix(".damaged")
+        path.replace(aside)
+        warn(f"{error}; it is now {aside.name}, and the trial runs again")
+        return None
     if record["status"] == "failed":
         return None
     (folder / CHECKPOINT_FILE).unlink(missing_ok=True)  # the last run may have been killed just before this

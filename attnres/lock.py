@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 
 from attnres.errors import UserError
 
 LOCK_FILE = "lock"
+PROBE_SECONDS = 0.5  # `is_locked` holds the lock for an instant: who finds it taken looks again this long
 
 
 class TrialBusy(UserError):
@@ -37,7 +39,7 @@ class TrialLock:
         # locked.
         handle = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle)
         except BlockingIOError:
             holder = os.read(handle, 32).strip()
             os.close(handle)
@@ -57,14 +59,27 @@ class TrialLock:
         self._handle = -1
 
 
+def _lock(handle: int) -> None:
+    """Take the lock, or raise BlockingIOError if it is held for longer than a probe takes."""
+    deadline = time.monotonic() + PROBE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
 def is_locked(folder: Path) -> bool:
-    """Whether some process is training the trial of this folder at this moment."""
+    """Whether some process is training the trial of this folder at this moment. Writes nothing."""
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: two that look at the same time do not see each other.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnres.errors import RecordError
+from attnres.errors import RecordError, TornRecordError
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
@@ -84,11 +84,11 @@ def read_record(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RecordError(f"{path}: no such record") from None
     except UnicodeDecodeError as error:
-        raise RecordError(f"{path}: not UTF-8 text ({error.reason})") from None
+        raise TornRecordError(f"{path}: not UTF-8 text ({error.reason})") from None
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RecordError(f"{path}: torn or not JSON ({error})") from None
+        raise TornRecordError(f"{path}: torn or not JSON ({error})") from None
     return check_record(record, str(path))
 
 

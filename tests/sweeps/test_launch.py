@@ -114,15 +114,15 @@ def test_two_launches_at_once_train_each_trial_once(workplace: Workplace) -> Non
         assert_trained_once(planned.trial.folder)
 
 
-def test_a_torn_record_is_named_and_kept(workplace: Workplace) -> None:
+def test_a_torn_record_is_named_set_aside_and_replaced(workplace: Workplace) -> None:
     study = workplace.study("study.sizes=[tiny_a]")
     torn = study.trials[0].trial
     torn.folder.mkdir(parents=True)
     (torn.folder / "record.json").write_text('{"schema": 1, "sta')
-    run(study)
-    assert states(study) == ["failed", "finished"]
     assert "record.json: torn" in (read_state(torn.folder).reason or "")
-    assert (torn.folder / "record.json").read_text() == '{"schema": 1, "sta'
+    run(study)
+    assert states(study) == ["finished", "finished"]
+    assert (torn.folder / "record.damaged").read_text() == '{"schema": 1, "sta'
 
 
 def test_a_diverged_trial_is_reported_and_not_run_again(
