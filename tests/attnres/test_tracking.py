@@ -89,9 +89,13 @@ def test_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_trials_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "seed=0,1", "tracking.tags=[first,second]", steps=12)
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
+    """Four trials by -m; a mistake in two of them does not stop the others, which Hydra alone would do."""
+    done = run(tmp_path, "-m", "seed=0,1", "model.heads=2,3", "tracking.tags=[first,second]", steps=12)
+    assert done.returncode == 2
+    assert "4 trials: 2 finished, 2 with a mistake in the settings" in done.stdout
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("packing")]
+    assert errors == ["error: model.width=16: is not divisible by model.heads=3"] * 2
+    assert not (tmp_path / "multirun.yaml").exists()
     folders = trial_folders(tmp_path)
     assert len(folders) == 2
     for folder in folders:
