@@ -32,6 +32,7 @@ MODES = {
     "disabled": "disabled",
 }
 KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+IDENTITY_VARIABLES = ("WANDB_RUN_ID", "WANDB_NAME")
 FOLDER_VARIABLES = {"WANDB_CACHE_DIR": "cache", "WANDB_DATA_DIR": "data", "WANDB_CONFIG_DIR": "config"}
 SECONDS_BETWEEN_FLUSHES = 15.0  # W&B's own interval
 PROBE_BYTES = 256 * 1024  # a run file buffers 32 kB blocks; with less room than some of them, rows are lost
@@ -110,6 +111,9 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
     if mode == "online" and not has_key():
         warn("W&B: no API key (WANDB_API_KEY or `wandb login`): writing offline files instead")
         mode = "offline"
+    for name in IDENTITY_VARIABLES:
+        if mode != "disabled" and name in os.environ:
+            warn(f"W&B: {name} is not used: it would make one run of all trials")
     for tried in {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}[mode]:
         try:
             with _quiet_logging():

@@ -121,12 +121,14 @@ def test_no_key_means_offline_with_a_warning(
 ) -> None:
     """Decided before W&B is asked, which would wait at a prompt. The blocked folder stops it."""
     monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_RUN_ID", "one-for-all")
     trial, _ = tiny_trial(tmp_path, "tracking=wandb_offline")
     trial.folder.mkdir(parents=True)
     (trial.folder / "wandb").write_text("a file where a folder should be")
     assert open_wandb(trial, trial.folder, attempt=1) is None
-    first, second = capsys.readouterr().err.splitlines()
-    assert "no API key" in first and "offline" in first and "W&B (offline)" in second
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "no API key" in first and "offline" in first and "WANDB_RUN_ID" in second
+    assert "W&B (offline)" in third
 
 
 @pytest.mark.slow
