@@ -1,6 +1,7 @@
 # `make` lists the targets. `make study` and `make test` do all set-up themselves.
 STUDY ?= smoke
 ARGS ?=
+JOBS ?= 2
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -39,7 +40,7 @@ report: setup ## fit, compare and draw what study STUDY has recorded
 	@$(PY) -m analysis.report study=$(STUDY) $(ARGS)
 
 test: setup ## the tests (fast ones)
-	$(PY) -m pytest -q
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist loadfile
 
 test-slow: setup ## the tests that take longer: kills, coverage of intervals
 	$(PY) -m pytest -q -m slow
