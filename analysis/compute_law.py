@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from analysis.arrays import finite_positive
 from analysis.multistart import (
-    NEGLIGIBLE_LOG_TERM,
     Objective,
     best_optimum,
     bootstrap_draws,
@@ -82,7 +81,9 @@ def fit_compute_law(
     warnings = (
         [] if agreeing >= 0.5 * starts else [f"only {agreeing} of {starts} starts reach the best optimum"]
     )
-    if with_floor and best[4] < NEGLIGIBLE_LOG_TERM:
+    if alpha == 0:
+        warnings.append("the loss does not fall with C: alpha is not identified")
+    if with_floor and E == 0:
         warnings.append("E is at its bound 0: these data show no floor")
     result = ComputeLaw(
         A=A,

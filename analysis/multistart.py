@@ -29,6 +29,7 @@ Rows = NDArray[np.bool_]  # which rows
 
 DEFAULT_HUBER_DELTA = 1e-3  # the size of the residuals of ln L; a delta of 1 would be least squares
 NEGLIGIBLE_LOG_TERM = math.log(1e-6)  # of the loss
+LOWEST_EXPONENT = 1e-6  # below it a power law is a constant
 SAME_FIT = 1e-6  # relative difference of fitted losses under which two optima are one
 
 
@@ -81,12 +82,20 @@ class ScaledPoints:
         return Problem(self.x, self.y, target, np.ones(self.x.size), objective.log, delta)
 
     def parameters(self, theta: Array) -> Array:
-        """theta [..., 5] -> E, A, B, alpha, beta [..., 5] in the user's units."""
+        """theta [..., 5] -> E, A, B, alpha, beta [..., 5] in the user's units.
+
+        A term whose exponent is 0 is a constant: it is counted in E, with coefficient and exponent 0.
+        """
         a, alpha, b, beta, e = np.moveaxis(theta, -1, 0)
         floor = np.where(e <= NEGLIGIBLE_LOG_TERM, 0.0, np.exp(e + self.log_loss))
-        with np.errstate(over="ignore"):
-            size = np.exp(a + alpha * self.log_n + self.log_loss)
-            tokens = np.exp(b + beta * self.log_d + self.log_loss)
+        found = []
+        for log_term, exponent, log_mean in ((a, alpha, self.log_n), (b, beta, self.log_d)):
+            with np.errstate(over="ignore"):
+                coefficient = np.exp(log_term + exponent * log_mean + self.log_loss)
+            constant = exponent <= LOWEST_EXPONENT
+            floor = floor + np.where(constant & (log_term > NEGLIGIBLE_LOG_TERM), coefficient, 0.0)
+            found.append((np.where(constant, 0.0, coefficient), np.where(constant, 0.0, exponent)))
+        (size, alpha), (tokens, beta) = found
         return np.stack([floor, size, tokens, alpha, beta], axis=-1)
 
 

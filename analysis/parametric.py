@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from analysis.arrays import Array, finite_positive
 from analysis.multistart import (
+    LOWEST_EXPONENT,
     NEGLIGIBLE_LOG_TERM,
     Objective,
     best_optimum,
@@ -37,7 +38,6 @@ from attnres.errors import DataError
 
 PARAMETERS = ("E", "A", "B", "alpha", "beta")
 LEAST_POINTS = 6  # one more than parameters
-LOWEST_EXPONENT = 1e-6  # below it a power law is a constant
 MIN_LEVELS = 3  # distinct values of N and of D; two cannot show an exponent beside a floor
 
 
@@ -158,7 +158,7 @@ def fit_parametric(
         residual_sd_log=float(np.sqrt(np.sum(misfit_log**2) / (data.x.size - len(PARAMETERS)))),
         n_range=value_range(data.x + data.log_n),
         d_range=value_range(data.y + data.log_d),
-        warnings=_warnings(best, agreeing, starts),
+        warnings=_warnings(best, E, agreeing, starts),
     )
     if not bootstrap:
         return result
@@ -187,16 +187,15 @@ def _checked(N: ArrayLike, D: ArrayLike, L: ArrayLike) -> tuple[Array, Array, Ar
     return n, d, loss
 
 
-def _warnings(theta: Array, agreeing: int, starts: int) -> tuple[str, ...]:
+def _warnings(theta: Array, E: float, agreeing: int, starts: int) -> tuple[str, ...]:
     found = []
-    if theta[4] < NEGLIGIBLE_LOG_TERM:
+    if E == 0:
         found.append("E is at its bound 0: these data show no floor")
-    for name, index in (("A", 0), ("B", 2)):
-        if theta[index] < NEGLIGIBLE_LOG_TERM:
-            found.append(f"{name} is at its bound 0: its exponent is not identified")
-    for name, index in (("alpha", 1), ("beta", 3)):
-        if theta[index] <= LOWEST_EXPONENT or theta[index] >= LARGEST_EXPONENT:
-            found.append(f"{name} is at its bound {round(float(theta[index]), 6):g}: not identified")
+    for variable, name, log_term, exponent in (("N", "alpha", *theta[:2]), ("D", "beta", *theta[2:4])):
+        if exponent <= LOWEST_EXPONENT or log_term < NEGLIGIBLE_LOG_TERM:
+            found.append(f"the loss does not fall with {variable}: {name} is not identified")
+        elif exponent >= LARGEST_EXPONENT:
+            found.append(f"{name} is at its bound {LARGEST_EXPONENT:g}: not identified")
     if agreeing < 0.5 * starts:
         found.append(f"only {agreeing} of {starts} starts reach the best optimum: there are others nearby")
     return tuple(found)

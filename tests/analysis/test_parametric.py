@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy import optimize
@@ -140,12 +142,28 @@ def test_a_huge_delta_is_least_squares() -> None:
 
 
 def test_data_without_a_floor_say_so() -> None:
-    N, D, _ = models(60)
-    L = 12.0 * N**-0.1 + 9.0 * D**-0.09
-    fit = fit_parametric(N, D, L * np.exp(0.001 * np.sin(np.arange(60))), starts=40)
-    if fit.E == 0:
-        assert any("no floor" in text for text in fit.warnings)
-    assert fit.E < 0.3
+    N, D, _ = models(40)
+    fit = fit_parametric(N, D, 12.0 * N**-0.1 + 9.0 * D**-0.09, starts=10, bootstrap=5)
+    assert fit.E == 0 and "E is at its bound 0: these data show no floor" in fit.warnings
+    assert (fit.alpha, fit.beta) == pytest.approx((0.1, 0.09), rel=1e-4)
+
+
+def test_a_term_that_does_not_matter_is_counted_in_the_floor() -> None:
+    N, D, _ = models(40)
+    fit = fit_parametric(N, D, 1.8 + 480 * N**-0.35, "least-squares", starts=5, bootstrap=5)
+    assert (fit.E, fit.A, fit.alpha) == pytest.approx((1.8, 480, 0.35), rel=1e-6)
+    assert fit.B == pytest.approx(0, abs=1e-9)
+    assert "the loss does not fall with D: beta is not identified" in fit.warnings
+    json.dumps(fit.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_constant_loss_is_no_law_and_no_crash(objective: str) -> None:
+    N, D, _ = models(20)
+    fit = fit_parametric(N, D, np.full(20, 2.5), objective, starts=3, bootstrap=3)
+    assert fit.E == pytest.approx(2.5) and len(fit.warnings) == 2
+    document = json.loads(json.dumps(fit.as_json(), allow_nan=False))
+    assert document["derived"]["size_exponent"] is None
 
 
 def test_compute_optimum_is_where_the_loss_is_lowest() -> None:
