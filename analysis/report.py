@@ -91,6 +91,8 @@ def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:
     """Records of a study, or a CSV table."""
     if "source" in options:
         path = Path(options["source"])
+        if not options["source"]:
+            raise ConfigError("source", "", "name a CSV table")
         folder = Path(options.get("out", path.with_suffix("")))
         if "baseline" not in options:
             raise ConfigError("baseline", "", "name the rule that the others are compared with")

@@ -267,13 +267,28 @@ def _truth(options: Mapping[str, str]) -> Truth:
     return Truth(**({"overhead": 0.02} | values))
 
 
+# Wide enough for any study; beyond them the losses leave the range of floating-point numbers.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "multipliers": (0.01, 100),
+    "sizes": (1, 100),
+    "seeds": (1, 1000),
+    "seed": (0, 2**63),
+    "alpha": (0.001, 2),
+    "noise": (0, 1),
+    "misfit": (0, 1),
+    "decades": (0.01, 20),
+    "overhead": (0, 10),
+}
+
+
 def _numbers(key: str, text: str) -> list[float]:
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(key, text, "must be a number") from None
-    if not all(np.isfinite(number) and number >= 0 for number in numbers):
-        raise ConfigError(key, text, "must be finite and not negative")
+    low, high = _RANGES[key]
+    if not all(low <= number <= high for number in numbers):  # nan is in no range
+        raise ConfigError(key, text, f"must be from {low:g} to {high:g}")
     return numbers
 
 

@@ -63,6 +63,8 @@ def compose_mapping(
         with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
             composed = compose(config_name, overrides=[*overrides, *extra])
         mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except UnicodeDecodeError as error:
+        raise UserError(f"a YAML file of {' '.join(overrides)} is not UTF-8 text ({error.reason})") from error
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(one_line(error, overrides)) from error
     assert isinstance(mapping, dict)

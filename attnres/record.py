@@ -87,7 +87,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise TornRecordError(f"{path}: not UTF-8 text ({error.reason})") from None
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # broken, or numbers and nesting beyond all sense
         raise TornRecordError(f"{path}: torn or not JSON ({error})") from None
     return check_record(record, str(path))
 
@@ -108,6 +108,8 @@ def write_text_atomic(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk shows in write or fsync, which do not know the path
+            error.filename = str(path)
         raise
