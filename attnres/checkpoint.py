@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -16,7 +17,8 @@ from attnres.folder import CHECKPOINT_FILE, WEIGHTS_FILE
 from attnres.notice import warn
 from attnres.trial import Trial
 
-FORMAT = 1
+FORMAT = 2
+DIGEST_BYTES = 32  # SHA-256 of the rest of the file: torch itself reads a flipped bit as another weight
 
 
 class Checkpoints:
@@ -33,7 +35,8 @@ class Checkpoints:
         A disk that is full now may have room later, so failing to write warns once and returns False.
         """
         try:
-            save_atomic(self.path, {"format": FORMAT, "trial_id": self.trial_id, **state})
+            content = serialise({"format": FORMAT, "trial_id": self.trial_id, **state})
+            write_bytes_atomic(self.path, hashlib.sha256(content).digest() + content)
         except OSError as error:
             if not self._warned:
                 warn(f"{self.path}: {error.strerror}: training goes on with the checkpoint that there was")
@@ -47,11 +50,17 @@ class Checkpoints:
         Raises UserError for a checkpoint of another trial: the user put it there and may want it.
         """
         try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            saved = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        # What torch raises for a torn, foreign or unsafe file.
-        except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        digest, content = saved[:DIGEST_BYTES], saved[DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:
+            self._set_aside("its content is not what was written")
+            return None
+        try:
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        # What torch raises for a foreign or unsafe file.
+        except (RuntimeError, EOFError, ValueError, KeyError, IndexError, pickle.UnpicklingError) as error:
             self._set_aside(str(error))
             return None
         if not isinstance(state, dict) or state.get("format") != FORMAT or "trial_id" not in state:
@@ -73,15 +82,19 @@ class Checkpoints:
         warn(f"{self.path}: cannot be read ({first_line}); it is now {aside.name}; starting from step 0")
 
 
-def save_atomic(path: Path, value: Any) -> None:
-    """torch.save so that `path` holds the old file or the new one, never a part. Raises OSError."""
-    # Serialized in memory first: torch's own writer turns a full disk into a RuntimeError without the reason.
+def serialise(value: Any) -> bytes:
+    """torch.save in memory: its own file writer turns a full disk into a RuntimeError without the reason."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """`path` holds the old content or the new, never a part. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -96,6 +109,7 @@ def save_weights(trial: Trial, model: torch.nn.Module) -> None:
     """
     path = trial.folder / WEIGHTS_FILE
     try:
-        save_atomic(path, {"format": FORMAT, "trial_id": trial.id, "model": model.state_dict()})
+        content = serialise({"format": FORMAT, "trial_id": trial.id, "model": model.state_dict()})
+        write_bytes_atomic(path, content)
     except OSError as error:
         warn(f"{path}: {error.strerror}: the weights are not kept")
