@@ -51,8 +51,13 @@ def compose_mapping(
     from yaml import YAMLError
 
     options = group_options(extra_dir)
+    given: dict[str, str] = {}
     for override in overrides:
         _check_override(override, options)
+        key, _, value = override.partition("=")
+        if key in given:  # Hydra would take the last in silence
+            raise ConfigError(key, value, f"is given twice, also as {key}={given[key]}")
+        given[key] = value
     extra = []
     if extra_dir:
         if not Path(extra_dir).is_dir():

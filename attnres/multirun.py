@@ -16,7 +16,7 @@ from typing import Any
 from attnres.cli import EXIT_USER_ERROR, reject_options
 from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
-from attnres.errors import UserError
+from attnres.errors import ConfigError, UserError
 
 FLAGS = (
     "-m --multirun -c --cfg --resolve -p --package -i --info -s --shell_completion -sc --shell-completion "
@@ -41,6 +41,7 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
     # Hydra's parser wants the overrides in one piece; people put -m anywhere.
     overrides = [word for word in argv if "=" in word and not word.startswith("-")]
     flags = [word for word in argv if word not in overrides]
+    _refuse_duplicates(overrides)
     codes: list[int] = []
 
     def task(composed: Any) -> int:
@@ -65,6 +66,22 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
     if len(codes) > 1:
         print(f"{len(codes)} trials: {', '.join(_count(codes))}")
     return next((code for code in (1, EXIT_USER_ERROR, 3) if code in codes), 0)
+
+
+def _refuse_duplicates(overrides: Sequence[str]) -> None:
+    """Hydra takes `seed=0,0` for two trials; they would be one."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for override in overrides:
+        try:
+            parsed = OverridesParser.create().parse_override(override)
+            values = list(parsed.sweep_string_iterator()) if parsed.is_discrete_sweep() else []
+        except HydraException as error:
+            raise UserError(one_line(error, overrides)) from error
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise ConfigError(parsed.key_or_group, twice, "is given twice")
 
 
 def _guarded(trial: Callable[[], int]) -> int:

@@ -203,7 +203,8 @@ def probe(folder: Path) -> None:
     path = folder / f".room-{os.getpid()}"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(handle, 0, PROBE_BYTES)
+        if hasattr(os, "posix_fallocate"):  # not on macOS: there the room is not known in advance
+            os.posix_fallocate(handle, 0, PROBE_BYTES)
     finally:
         os.close(handle)
         path.unlink(missing_ok=True)

@@ -94,16 +94,17 @@ def load_study(
     `progress` is told, in words, when a corpus has to be packed first.
     """
     config = load_sweep(overrides, config_dir)
-    corpora: dict[DataConfig, PackedCorpus] = {}
+    corpora: dict[tuple[DataConfig, int], PackedCorpus] = {}  # the context decides what is validated on
     trials = []
     for cell in _cells(config, config_dir):
-        data = cell.config.data
-        if data not in corpora:
-            corpora[data] = open_corpus(data, cell.config.model.context, progress)
+        data, context = cell.config.data, cell.config.model.context
+        key = data, context
+        if key not in corpora:
+            corpora[key] = open_corpus(data, context, progress)
         label = cell.config.residual.label()
         for seed in config.study.seeds:
-            trial = resolve(dataclasses.replace(cell.config, seed=seed), corpora[data])
-            planned = PlannedTrial(trial, corpora[data], cell.size, label, seed, cell.axes, cell.overrides)
+            trial = resolve(dataclasses.replace(cell.config, seed=seed), corpora[key])
+            planned = PlannedTrial(trial, corpora[key], cell.size, label, seed, cell.axes, cell.overrides)
             trials.append(planned)
     study = Study(config, tuple(trials))
     _check_labels(study)
@@ -126,6 +127,7 @@ def describe(study: Study) -> dict[str, Any]:
         "schema": STUDY_SCHEMA,
         "name": config.name,
         "purpose": config.purpose,
+        "overrides": list(study.config.trial_overrides),
         "baseline": config.baseline,
         "claims": [dataclasses.asdict(claim) for claim in config.claims],
         "too_small": config.too_small if config.too_small is not None else False,

@@ -54,6 +54,7 @@ MISTAKES = [
     (["runtime.dtype=float16"], ["runtime.dtype", "float16"]),
     (["tracking.tags=[a,'']"], ["tracking.tags"]),
     (["seed=-1"], ["seed", "-1"]),
+    (["seed=1", "seed=2"], ["seed=2", "twice", "seed=1"]),
     (["seed=1,2"], ["seed", "1,2"]),
     (["study_name=../x"], ["study_name", "../x"]),
     (["study_name=.."], ["study_name", ".."]),

@@ -274,3 +274,8 @@ def test_a_typo_is_one_fast_line(tmp_path: Path, arguments: list[str], expected:
     assert done.stderr.count("\n") == 1 and expected in done.stderr
     assert not list(tmp_path.glob("**/record.json")) and not list(tmp_path.glob("**/lock"))
     assert time.perf_counter() - start < 30  # it takes 0.5 s on an idle machine
+
+
+def test_a_value_given_twice_to_a_multirun_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(main, ["-m", "residual=prenorm,prenorm", "seed=0"]) == 2
+    assert capsys.readouterr().err == "error: residual=prenorm: is given twice\n"

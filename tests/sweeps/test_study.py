@@ -11,6 +11,7 @@ from sweeps_support import STUDY, Workplace, write, write_configs
 
 from attnres.compose import config_dir, group_options
 from attnres.config import to_mapping
+from attnres.data.corpus import open_corpus
 from attnres.errors import ConfigError, UserError
 from sweeps.study import Study, describe, load_study, write_study
 
@@ -54,6 +55,19 @@ def test_scaling_law_is_the_ladder_of_the_issue(shipped: dict[str, Study]) -> No
     assert (len(grid.rules), len(grid.sizes), len(grid.seeds)) == (3, 5, 3)
     assert describe(study)["too_small"] is False
     assert all(planned.trial.config.model.depth >= 8 for planned in study.trials)
+
+
+def test_each_context_has_a_validation_set_of_its_own(shared_workplace: Workplace) -> None:
+    study = shared_workplace.study("study.axes.model.context=[16,32]", "study.sizes=[tiny_a]")
+    for planned in study.trials:
+        config = planned.trial.config
+        alone = open_corpus(config.data, config.model.context)
+        assert planned.corpus.validation_fingerprint == alone.validation_fingerprint
+    assert len({planned.corpus.validation_fingerprint for planned in study.trials}) == 2
+
+
+def test_the_plan_tells_its_overrides(shared_workplace: Workplace) -> None:
+    assert "budget.tokens=2560" in describe(shared_workplace.study())["overrides"]
 
 
 def test_trials_of_a_size_differ_in_the_rule_and_the_seed_only(shared_workplace: Workplace) -> None:
