@@ -15,6 +15,7 @@ import torch
 from tiny_trial import tiny_overrides, tiny_trial
 
 from attnres import train as train_module
+from attnres.cli import run_command
 from attnres.data import sampler
 from attnres.errors import UserError
 from attnres.evaluate import summarise
