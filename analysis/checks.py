@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import special
 
 from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
-from analysis.laws import Array, SizeMeans, fit_power_law, fit_shared_exponent, size_means
+from analysis.laws import Array, FitError, SizeMeans, fit_power_law, fit_shared_exponent, size_means
 
 MIN_SIZES_TO_LEAVE_OUT = 4  # three sizes must stay
 DRIFT_PER_DECADE = 1.25  # growth of m over a decade of C that the test of equal exponents should notice
@@ -168,10 +168,17 @@ def _line(x: Array, y: Array) -> tuple[float, float, float]:
 
 
 def leave_one_size_out(means: SizeMeans, baseline: str, rule: str) -> dict[str, float]:
-    """m without each size in turn; empty below 4 sizes."""
+    """m without each size in turn, nan where the others give none; empty below 4 sizes."""
     if len(means.sizes) < MIN_SIZES_TO_LEAVE_OUT:
         return {}
-    return {size: paired_multiplier(means.without(size), baseline, rule).multiplier for size in means.sizes}
+    return {size: _multiplier_or_nan(means.without(size), baseline, rule) for size in means.sizes}
+
+
+def _multiplier_or_nan(means: SizeMeans, baseline: str, rule: str) -> float:
+    try:
+        return paired_multiplier(means, baseline, rule).multiplier
+    except FitError:
+        return float("nan")
 
 
 def leave_largest_out(means: SizeMeans, baseline: str, rule: str) -> LeaveLargestOut | None:

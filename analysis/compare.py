@@ -20,6 +20,7 @@ from scipy import special
 from analysis.laws import Array, FitError, SizeMeans, check_points, pooled_slope, size_means
 
 DEFAULT_CONFIDENCE = 0.95
+LARGEST_LOG = 690.0  # e to this power, and one over it, are still floating-point numbers
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def paired_multiplier(
 
     `table` has size, rule, compute, loss and optionally seed. `cost` names another positive column (for
     instance train_seconds) whose ratio replaces that of compute: m is then in that cost; alpha stays that of
-    compute. Raises FitError for fewer than 3 sizes, arms that do not match, or a loss that does not fall.
+    compute. Raises FitError for fewer than 3 sizes, arms that do not match, a loss that does not fall, or an
+    interval without finite ends.
     """
     if isinstance(table, SizeMeans):
         means = table
@@ -121,6 +123,12 @@ def _multiplier(
     log_error = float(np.hypot(gap_error, raw_S.mean() * alpha_error / alpha) / alpha)
     freedom = sizes - 1
     quantile = float(special.stdtrit(freedom, (1 + confidence) / 2))
+    largest = max(abs(log_m) + quantile * log_error, np.abs(gap_S).max() / alpha)
+    if not largest < LARGEST_LOG:
+        raise FitError(
+            f"alpha={alpha:.3g} ± {alpha_error:.2g} ({rule} against {baseline}): the interval of the "
+            "multiplier has no finite ends; C has too narrow a range for the scatter of the losses"
+        )
     low, high = float(np.exp(log_m - quantile * log_error)), float(np.exp(log_m + quantile * log_error))
     return Multiplier(
         rule=rule,

@@ -17,6 +17,7 @@ import pandas as pd
 
 from analysis.claims import Claim, study_claims
 from analysis.laws import MIN_SIZES
+from analysis.settings import differing_settings, mixed_software, time_columns
 from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError, RecordError, UserError
 from attnres.record import RECORD_FILE, read_record
@@ -34,6 +35,7 @@ ALLOWABLE: Mapping[str, str] = {
     "unfinished": "trials whose schedule had not ended are used as they are",
     "mixed_data": "trials on different training data are compared",
     "mixed_validation": "losses on different validation sets are compared",
+    "mixed_settings": "trials that differ in more than the rule and the seed are compared",
 }
 
 
@@ -64,6 +66,7 @@ class StudyData:
     allowed: tuple[str, ...]  # as given
     let_pass: tuple[str, ...]  # what was in fact let pass, by name
     notes: tuple[str, ...]
+    overrides: tuple[str, ...] = ()  # that the study was launched with, after its own
 
 
 def load_study(
@@ -94,6 +97,9 @@ def load_study(
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
     check_losses(usable, study)
     check_sizes(usable, study)
+    tuned = _tuned(every, usable, where or {}, study)
+    _check_settings(tuned, records, gate)
+    notes += mixed_software(tuned)
     return StudyData(
         name=study,
         folder=folder,
@@ -106,11 +112,12 @@ def load_study(
         convention=convention,
         conventions=CONVENTIONS,
         table=usable.reset_index(drop=True),
-        tuned=_tuned(every, usable, where or {}, study),
+        tuned=tuned,
         where=dict(where or {}),
         allowed=tuple(allow),
         let_pass=tuple(gate.let_pass),
         notes=tuple(notes),
+        overrides=tuple(plan.get("overrides") or ()),
     )
 
 
@@ -137,6 +144,10 @@ def name_some(names: Sequence[str]) -> str:
     return shown if len(names) <= NAMED_OFFENDERS else f"{shown} and {len(names) - NAMED_OFFENDERS} more"
 
 
+def _more(lines: Sequence[str]) -> str:
+    return f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+
+
 def read_plan(folder: Path, study: str) -> dict[str, Any]:
     """study.json, checked as far as the analysis needs it."""
     path = folder / STUDY_FILE
@@ -157,6 +168,9 @@ def read_plan(folder: Path, study: str) -> dict[str, Any]:
         lacking = [key for key in ("id", "size", "rule", "seed") if key not in trial]
         if lacking:
             raise StudyError(f"{path}: trials: {lacking[0]}: is missing")
+    overrides = plan.get("overrides") or []
+    if not (isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)):
+        raise StudyError(f"{path}: overrides={overrides!r}: must be a list of texts")
     return plan
 
 
@@ -164,9 +178,9 @@ def _read_records(
     folder: Path, plan: Mapping[str, Any], gate: _Gate
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Records of planned trials by id. Others are ignored and counted; torn ones go through the gate."""
-    planned = {str(trial["id"]) for trial in plan["trials"]}
+    planned = {str(trial["id"]): trial for trial in plan["trials"]}
     records: dict[str, dict[str, Any]] = {}
-    torn, stray, misplaced = [], [], []
+    torn, stray, misplaced, foreign = [], [], [], []
     paths = sorted(folder.glob(f"*/{RECORD_FILE}"))
     if not paths:
         raise StudyError(f"{gate.study}: no records in {folder} (of {len(planned)} planned trials)")
@@ -181,9 +195,17 @@ def _read_records(
             continue
         if record["trial_id"] != path.parent.name:
             misplaced.append(f"{path} says trial_id={record['trial_id']}")
+        for key in ("size", "rule", "seed"):
+            if str(record[key]) != str(planned[path.parent.name][key]):
+                plans = planned[path.parent.name][key]
+                foreign.append(f"{path} says {key}={record[key]}, the plan {key}={plans}")
         records[path.parent.name] = record
     if misplaced:
         raise StudyError(f"{gate.study}: records in the wrong folder: {name_some(misplaced)}")
+    if foreign:
+        raise StudyError(
+            f"{gate.study}: records that disagree with {STUDY_FILE}: {foreign[0]}{_more(foreign)}"
+        )
     gate.check("torn", torn, f"{len(torn)} of {len(paths)} records cannot be read")
     notes = []
     if stray:
@@ -213,7 +235,7 @@ def record_row(
     row["status"] = record["status"]
     if record["status"] == "finished" and not record["schedule_complete"]:
         row["status"] = "unfinished"
-    timing, environment = record["timing"], record["environment"]
+    timing, environment, times = record["timing"], record["environment"], time_columns(record)
     validation = record["validation"] or {}
     row |= {
         "reason": record["reason"],
@@ -230,10 +252,8 @@ def record_row(
         "median_step_train_seconds": _number(timing.get("median_step_seconds")) * record["steps"],
         "tokens_per_second": _number(timing.get("tokens_per_second")),
         "attempts": timing.get("attempts"),
-        "machine": "{} {} threads".format(
-            environment.get("cpu") if environment.get("device") == "cpu" else environment.get("device"),
-            environment.get("threads"),
-        ),
+        "machine": f"{times['processor']} {times['threads']} threads",
+        **times,
         "commit": environment.get("commit"),
         "data_fingerprint": record["data"].get("fingerprint"),
         "validation_fingerprint": record["data"].get("validation_fingerprint"),
@@ -351,6 +371,13 @@ def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: _Ga
     parts = [f"{str(value)[:12]} in {len(names)}" for value, names in groups.items()]
     minority = [name for names in groups.iloc[1:] for name in names]
     gate.check(kind, minority, f"the {what} is not the same ({', '.join(parts)} trials), for example")
+
+
+def _check_settings(rows: pd.DataFrame, records: Mapping[str, Mapping[str, Any]], gate: _Gate) -> None:
+    """Trials of one size differ in the rule, the seed and the declared axes only."""
+    axes = [column.removeprefix("axis:") for column in axis_columns(rows)]
+    for key, values, minority in differing_settings(rows, records, axes):
+        gate.check("mixed_settings", minority, f"{key} is not the same within a size ({values}), for example")
 
 
 def check_losses(rows: pd.DataFrame, study: str) -> None:

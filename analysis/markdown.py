@@ -87,6 +87,10 @@ def _head(result: StudyResult) -> list[str]:
     lines.append("")
     if result.too_small:
         lines += [f"**Too small to judge a claim.** {escape(result.too_small)}", ""]
+    else:
+        unjudged = [r for r in result.rules.values() if r.not_judged]
+        lines += [f"**{name(r.rule)}: no claim is judged.** {escape(r.not_judged or '')}." for r in unjudged]
+        lines += [""] if unjudged else []
     return lines
 
 
@@ -224,8 +228,11 @@ def _rule_checks(r: RuleResult) -> list[str]:
         median_step = interval(r.wall_clock_median_step)
         checks.append(f"Wall-clock from each trial's median step, blind to pauses: m = {median_step}.")
     if r.without_size:
-        low, high = min(r.without_size.values()), max(r.without_size.values())
-        checks.append(f"Leaving out one size at a time: m from {low:.3f} to {high:.3f}.")
+        known = [value for value in r.without_size.values() if np.isfinite(value)]
+        none = [name(size) for size, value in r.without_size.items() if not np.isfinite(value)]
+        span = f"m from {min(known):.3f} to {max(known):.3f}" if known else "no m"
+        also = f"; no m without {', '.join(none)}" if none else ""
+        checks.append(f"Leaving out one size at a time: {span}{also}.")
     else:
         checks.append("Leaving out a size needs 4 sizes.")
     if r.largest_out:
@@ -333,9 +340,9 @@ def _caveats(result: StudyResult) -> list[str]:
     machines = ", ".join(map(escape, sorted(set(table_["machine"])))) if timed else "not available"
     remarks = " ".join(f"{escape(note)}." for note in sorted(notes))
     lines.append(f"- Wall-clock (training time): {machines}. {remarks}".rstrip())
-    commits = table_["commit"].dropna().nunique()
-    if commits > 1:
-        lines.append(f"- The trials come from {commits} commits of the code; the list is at the end.")
+    lines.append(
+        "- Wall-clock times are as the trials ran, side by side with others on that machine, not alone on it."
+    )
     if len(result.rules) > 1:
         lines.append("- Several rules were compared; Holm's p-values account for that, the intervals do not.")
     lines += [f"- Let pass by \\-\\-allow {escape(text)}." for text in result.data.let_pass]
@@ -356,6 +363,8 @@ def _how(result: StudyResult, how: Mapping[str, Any]) -> list[str]:
         "- Estimator: gaps in ln L paired by size and seed, a shared exponent, Student's t with one degree "
         "of freedom fewer than sizes, delta method for alpha.",
     ]
+    if data.overrides:
+        lines.append(f"- Launched with {', '.join(map(escape, data.overrides))}.")
     if data.where:
         chosen = ", ".join(f"{key}={value}" for key, value in data.where.items())
         lines.append(f"- Only trials with {escape(chosen)}.")

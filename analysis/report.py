@@ -20,6 +20,7 @@ from analysis.load import ALLOWABLE, StudyData, load_study
 from analysis.markdown import render
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.serialise import to_json, write_json, write_tables
+from analysis.settings import ABSENT
 from analysis.table_source import load_table
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
@@ -168,11 +169,14 @@ def write_report(result: StudyResult, command: str, with_figures: bool = True) -
 
 def describe_how(result: StudyResult, command: str) -> dict[str, Any]:
     """Command, commits and versions, for whoever wants to make the report again."""
-    commits = {str(commit) for commit in result.data.table["commit"].dropna()}
+    used = result.data.tuned
+    commits = {str(commit) for commit in used["commit"].dropna()}
+    torch_versions = set(used["torch"]) - {ABSENT} if "torch" in used.columns else set()
     return {
         "command": command,
         "commit": source_commit(),
         "record_commits": sorted(commits),
+        "record_torch_versions": sorted(torch_versions),
         "versions": f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}",
     }
 

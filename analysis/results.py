@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from analysis.checks import (
     seed_noise,
     separate_exponents,
 )
-from analysis.claims import Claim, Judgement, all_claims, judge, merge_equal, why_too_small
+from analysis.claims import Claim, Judgement, all_claims, judge, merge_equal, why_not_judged, why_too_small
 from analysis.compare import DEFAULT_CONFIDENCE, Multiplier, paired_multiplier
 from analysis.laws import (
     FitError,
@@ -37,8 +38,10 @@ from analysis.laws import (
 )
 from analysis.load import StudyData, StudyError
 from analysis.sensitivity import SensitivityRow, sensitivity
+from analysis.settings import why_times_differ
 
 DEFAULT_DRAWS = 2000
+REASON_LENGTH = 75  # characters of a reason in the verdict line, which is to fit two lines of a terminal
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class RuleResult:
     wall_clock_median_step: Multiplier | None  # seconds as median step times steps: blind to pauses
     wall_clock_note: str
     judgements: tuple[Judgement, ...]
+    not_judged: str | None  # why every verdict is "cannot tell" whatever the interval
     verdict_line: str
     conventions: Mapping[str, Multiplier | None]
     bootstrap: BootstrapInterval
@@ -176,7 +180,7 @@ def _rule_result(
     baseline = data.baseline
     means = size_means(rows, [baseline, rule])
     m = paired_multiplier(means, baseline, rule, confidence=confidence)
-    wall_clock, wall_clock_note = _wall_clock(rows, baseline, rule, confidence)
+    wall_clock, wall_clock_note = _wall_clock(data, rows, rule, confidence)
     judgements = tuple(judge(claim, m, too_small) for claim in claims)
     ends = np.exp(means.ln_compute_SR[[0, -1], means.column(rule)])
     base_loss = float(np.exp(means.ln_loss_SR[-1, means.column(baseline)]))
@@ -188,9 +192,10 @@ def _rule_result(
         fit=fit_shared_exponent(means, convention=data.convention),
         multiplier=m,
         wall_clock=wall_clock,
-        wall_clock_median_step=_wall_clock(rows, baseline, rule, confidence, "median_step_train_seconds")[0],
+        wall_clock_median_step=_wall_clock(data, rows, rule, confidence, "median_step_train_seconds")[0],
         wall_clock_note=wall_clock_note,
         judgements=judgements,
+        not_judged=why_not_judged(m, too_small),
         verdict_line=verdict_line(m, [j for j in judgements if j.claim.name in headline], too_small),
         conventions={name: _under(rows, baseline, rule, name, confidence) for name in data.conventions},
         bootstrap=wild_cluster_bootstrap(means, baseline, rule, draws=draws, confidence=confidence),
@@ -215,24 +220,26 @@ def _under(
     compute = rows[f"compute_{convention}"]
     if not (compute > 0).all():
         return None
-    return paired_multiplier(rows.assign(compute=compute), baseline, rule, confidence=confidence)
+    try:
+        return paired_multiplier(rows.assign(compute=compute), baseline, rule, confidence=confidence)
+    except FitError:
+        return None  # the sensitivity table, which has the same row, says why
 
 
 def _wall_clock(
-    rows: pd.DataFrame, baseline: str, rule: str, confidence: float, seconds: str = "train_seconds"
+    data: StudyData, rows: pd.DataFrame, rule: str, confidence: float, seconds: str = "train_seconds"
 ) -> tuple[Multiplier | None, str]:
     """m in seconds of training: m in compute times the ratio of the speeds, taken size by size."""
     if not (rows[seconds] > 0).all():
         return None, "some trials have no training time"
-    machines = rows.groupby("size")["machine"].nunique()
-    mixed = list(machines.index[machines > 1])
-    if mixed:
-        return None, f"trials of one size ran on different machines or thread counts ({', '.join(mixed)})"
+    differ = why_times_differ(rows, data.table)
+    if differ:
+        return None, differ
     resumed = int((rows["attempts"].fillna(1) > 1).sum())
     note = f"{resumed} trials were resumed; their training time is the sum of the parts" if resumed else ""
     try:
         return (
-            paired_multiplier(rows, baseline, rule, cost=seconds, confidence=confidence),
+            paired_multiplier(rows, data.baseline, rule, cost=seconds, confidence=confidence),
             note,
         )
     except FitError as error:
@@ -240,11 +247,22 @@ def _wall_clock(
 
 
 def verdict_line(m: Multiplier, judgements: Sequence[Judgement], too_small: str | None) -> str:
-    """One short line: the multiplier, the saving, and what follows for each named claim."""
+    """One short line: the multiplier, the saving, and what follows for each named claim.
+
+    Where nothing is judged the claims are named all the same, with the reason, cut short.
+    """
     numbers = (
-        f"{m.rule} against {m.baseline}: {m.multiplier:.2f}x compute [{m.ci_low:.2f}, {m.ci_high:.2f}], "
-        f"saves {m.saving:.0%} [{m.saving_low:.0%}, {m.saving_high:.0%}]"
+        f"{m.rule} against {m.baseline}: {_times(m.multiplier)}x compute "
+        f"[{_times(m.ci_low)}, {_times(m.ci_high)}]"
     )
-    if too_small:
-        return f"{numbers}: cannot tell (too small to judge)"
-    return f"{numbers}: " + "; ".join(f"{name} {j.verdict}" for name, j in merge_equal(judgements))
+    merged = merge_equal(judgements)
+    reason = why_not_judged(m, too_small)
+    if reason:
+        names = ", ".join(name for name, _ in merged)
+        return f"{numbers}: cannot tell {names} ({shorten(reason, REASON_LENGTH, placeholder=' ...')})"
+    saving = f"saves {m.saving:.0%} [{m.saving_low:.0%}, {m.saving_high:.0%}]"
+    return f"{numbers}, {saving}: " + "; ".join(f"{name} {j.verdict}" for name, j in merged)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.1e}"

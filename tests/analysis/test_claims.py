@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from published_table import paper_table
 
 from analysis.claims import (
+    MAX_ALPHA_RELATIVE_ERROR,
     STANDARD_CLAIMS,
     Claim,
     all_claims,
@@ -19,6 +21,7 @@ from analysis.claims import (
 )
 from analysis.compare import Multiplier, paired_multiplier
 from analysis.results import verdict_line
+from analysis.simulate import Truth, simulate_table
 from attnres.errors import ConfigError
 
 CLAIM = Claim("1.25x compute", 1.25)
@@ -110,4 +113,32 @@ def test_verdict_line_is_short_and_complete() -> None:
         "attnres_block against prenorm: 1.24x compute [1.18, 1.30], saves 19% [16%, 23%]: "
         "better than baseline supported; 1.25x compute = 20 % saving cannot tell; 25 % saving rejected"
     )
-    assert verdict_line(m, [], "small").endswith("cannot tell (too small to judge)")
+
+
+def test_verdict_line_of_a_small_design_names_the_claims() -> None:
+    m = paired_multiplier(paper_table(), "prenorm", "attnres_block")
+    reason = "One seed, three neighbouring sizes and a few tokens per parameter: the spread is larger than m."
+    claims = [claim for claim in all_claims() if claim.multiplier != 1.1]
+    line = verdict_line(m, [judge(claim, m, reason) for claim in claims], reason)
+    assert line.startswith(
+        "attnres_block against prenorm: 1.24x compute [1.18, 1.30]: cannot tell better than baseline, "
+        "1.25x compute = 20 % saving, 25 % saving (too small to judge: One seed, three neighbouring sizes"
+    )
+    assert line.endswith(" ...)") and len(line) < 220
+
+
+def test_a_poorly_known_exponent_decides_nothing() -> None:
+    """Over 0.4 decades of C: this interval rejects a claim, but intervals of this kind miss too often."""
+    truth = Truth({"attnres_block": 1.02}, decades=0.4, misfit=0.02, noise=0.0002)
+    m = paired_multiplier(simulate_table(truth, np.random.default_rng(0)), "prenorm", "attnres_block")
+    relative = m.alpha_standard_error / m.alpha
+    assert relative > MAX_ALPHA_RELATIVE_ERROR
+    judgement = judge(CLAIM, m)
+    assert judgement.interval_verdict == "rejected"
+    assert judgement.verdict == "cannot tell"
+    reason = f"alpha is known only to ±{100 * relative:.0f} %: too narrow a range of C"
+    assert judgement.reason == reason
+    assert verdict_line(m, [judgement], None).endswith(f": cannot tell 1.25x compute ({reason})")
+    sure = dataclasses.replace(m, alpha_standard_error=0.99 * MAX_ALPHA_RELATIVE_ERROR * m.alpha)
+    assert judge(CLAIM, sure).verdict == "rejected"
+    assert judge(CLAIM, sure).reason is None

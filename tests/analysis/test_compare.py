@@ -111,6 +111,17 @@ def test_refuses_what_has_no_multiplier() -> None:
         paired_multiplier(table, "prenorm", RULE, cost="hours")
 
 
+def test_an_interval_without_ends_is_one_line() -> None:
+    """A loss that hardly falls: exp(1000) is no multiplier, and no bare warning of numpy's either."""
+    table = table_of(Truth(alpha=0.001, noise=0.05, misfit=0.0, sizes=4, seeds=1), seed=2)
+    table["loss"] = np.where(table["rule"] == RULE, 2.0, 2.1) * (table["compute"] / 1e13) ** -1e-5
+    table.loc[0, "loss"] *= 1.0 + 1e-4
+    with pytest.raises(
+        FitError, match=r"alpha=.* \(attnres_block against prenorm\): the interval .* no finite"
+    ):
+        paired_multiplier(table, "prenorm", RULE)
+
+
 def coverage_and_type_1(truth: Truth, studies: int) -> tuple[float, float]:
     """Share of 95 % intervals that cover the truth; share of studies without an effect with p < 0.05."""
     (true_m,) = truth.multipliers.values()

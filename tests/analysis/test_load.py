@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,91 @@ def test_trials_that_do_not_count(tmp_path: Path, kind: str, change: Edit, messa
     assert data.let_pass[0].startswith(f"{kind}: ")
     kept = kind in ("unfinished", "mixed_data", "mixed_validation")
     assert len(data.table) == (16 if kept else 15)
+
+
+def config(**groups: Any) -> Edit:
+    return lambda record: record["config"].update(groups)
+
+
+SETTINGS = {
+    "model": {"width": 64, "norm_eps": 1e-8, "batch_size": 8},
+    "optim": {"learning_rate": 0.004, "beta2": 0.95},
+    "schedule": {"name": "cosine", "warmup_fraction": 0.02},
+    "data": {"validation_tokens": 262144, "interim_validation_tokens": 32768, "path": None},
+    "runtime": {"dtype": "float32", "threads": 1, "microbatch_size": None, "compile": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r["config"]["model"].update(norm_eps=1e-9), "model.norm_eps .*1e-08 in 3, 1e-09 in 1"),
+        (lambda r: r["config"]["optim"].update(beta2=0.99), "optim.beta2 .*0.95 in 3, 0.99 in 1"),
+        (lambda r: r["config"]["schedule"].update(name="wsd"), "schedule.name .*cosine in 3, wsd in 1"),
+        (lambda r: r["config"]["data"].update(interim_validation_tokens=1), "data.interim_validation_tokens"),
+        (lambda r: r["config"]["runtime"].update(dtype="bfloat16"), "runtime.dtype .*float32 in 3, bfloat16"),
+        (lambda r: r["config"].pop("optim"), "optim.learning_rate .*0.004 in 3, absent in 1"),
+        (lambda r: r.update(planned_steps=99), "planned_steps .*100 in 3, 99 in 1"),
+        (lambda r: r.update(planned_tokens=1), "planned_tokens"),
+        (lambda r: r.update(learning_rate=0.008), "learning_rate .*0.004 in 3, 0.008 in 1"),
+        (lambda r: r["environment"].update(device="cuda"), "environment.device .*cpu in 3, cuda in 1"),
+        (lambda r: r["environment"].update(dtype="bfloat16"), "environment.dtype .*absent in 3, bfloat16"),
+    ],
+)
+def test_trials_of_a_size_differ_in_the_rule_only(tmp_path: Path, change: Edit, words: str) -> None:
+    folder = make(tmp_path)
+    for path in folder.glob("*/record.json"):
+        edit(path, config(**SETTINGS))
+    assert load_study(tmp_path, "s").let_pass == ()
+    edit(record_of(folder, "size2", "attnres_block", 1), change)
+    text = refusal(tmp_path)
+    assert re.search(f"study=s: {words}.*: size2-attnres_block-s1", text), text
+    assert "--allow mixed_settings" in text
+    data = load_study(tmp_path, "s", allow=["mixed_settings"])
+    assert len(data.table) == 16
+    assert data.let_pass[0].startswith("mixed_settings: ")
+
+
+def test_settings_that_do_not_matter_and_sizes_may_differ(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    for path in folder.glob("*/record.json"):
+        edit(path, config(**SETTINGS))
+    edit(record_of(folder, "size1", "prenorm"), lambda r: r["config"]["data"].update(path="elsewhere"))
+    edit(record_of(folder, "size1", "prenorm"), lambda r: r["config"]["model"].update(learning_rate=1.0))
+    for rule in ("prenorm", "attnres_block"):
+        for seed in (0, 1):
+            path = record_of(folder, "size3", rule, seed)
+            edit(path, lambda r: r["config"]["model"].update(width=96))
+    assert load_study(tmp_path, "s").let_pass == ()
+
+
+def test_a_declared_axis_may_differ_where_the_plan_says_so(tmp_path: Path) -> None:
+    """Each rule at a rate of its own, as the plan lists; another key may still not differ."""
+    table = simulate_table(Truth(sizes=4, seeds=2), np.random.default_rng(0))
+    table["optim.learning_rate"] = np.where(table["rule"] == "prenorm", 0.004, 0.006)
+    write_study(tmp_path / "s", table, axes="optim.learning_rate")
+    assert len(load_study(tmp_path, "s").table) == 16
+    edit(record_of(tmp_path / "s", "size1", "prenorm"), lambda r: r.update(planned_steps=7))
+    assert "planned_steps" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("size", "size4"), ("rule", "mhc"), ("seed", 9)])
+def test_a_record_that_the_plan_contradicts(tmp_path: Path, key: str, value: object) -> None:
+    edit(record_of(make(tmp_path), "size1", "prenorm"), lambda r: r.update({key: value}))
+    text = refusal(tmp_path)
+    assert f"says {key}={value}, the plan {key}=" in text and "disagree with study.json" in text
+
+
+def test_mixed_software_is_noted(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    for path in folder.glob("*/record.json"):
+        edit(path, lambda r: r["environment"].update(torch="2.13.0"))
+    assert load_study(tmp_path, "s").notes == ()
+    change = {"torch": "2.14.0", "commit": "abc"}
+    edit(record_of(folder, "size1", "prenorm"), lambda r: r["environment"].update(change))
+    torch, commit = load_study(tmp_path, "s").notes
+    assert "2 versions of torch (2.13.0, 2.14.0)" in torch
+    assert "2 commits of the code (abc, simulated)" in commit
 
 
 def test_torn_record_is_named(tmp_path: Path) -> None:

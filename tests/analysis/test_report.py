@@ -15,8 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.load import load_study
 from analysis.markdown import escape, name
 from analysis.report import main
+from analysis.results import compute_results
 from analysis.simulate import Truth, simulate_table, write_study
 from attnres.cli import run_command
 
@@ -147,14 +149,59 @@ def test_what_was_let_pass_is_printed(tmp_path: Path) -> None:
 
 def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
     folder = study(tmp_path, Truth(seeds=1))
-    path = next(iter(folder.glob("*/record.json")))
-    record = json.loads(path.read_text())
-    record["environment"]["threads"] = 2
-    path.write_text(json.dumps(record))
     results, text = report(tmp_path)
-    assert results["comparisons"]["attnres_block"]["wall_clock"] is None
-    assert results["comparisons"]["attnres_block"]["wall_clock_median_step"] is None
-    assert "ran on different machines or thread counts" in text
+    assert results["comparisons"]["attnres_block"]["wall_clock"] is not None
+    assert "side by side with others on that machine" in text
+    path = folder / load_study(tmp_path, "s").table["id"].iloc[0] / "record.json"
+    for group, key, value, named in (
+        ("environment", "cpu", "another", "processor (another, simulated; size1)"),
+        ("environment", "threads", 2, "environment.threads (1, 2; size1)"),
+        ("environment", "torch", "2.14.0", "environment.torch (2.14.0, absent; size1)"),
+        ("runtime", "microbatch_size", 4, "runtime.microbatch_size (4, absent; size1)"),
+        ("runtime", "compile", True, "runtime.compile (absent, true; size1)"),
+        ("runtime", "checkpoint_activations", True, "runtime.checkpoint_activations (absent, true; size1)"),
+    ):
+        before = path.read_text()
+        record = json.loads(before)
+        (record if group == "environment" else record["config"]).setdefault(group, {})[key] = value
+        path.write_text(json.dumps(record))
+        (comparison,) = compute_results(load_study(tmp_path, "s"), draws=100).rules.values()
+        assert comparison.wall_clock is None and comparison.wall_clock_median_step is None
+        assert comparison.wall_clock_note == f"withheld: trials of one size differ in {named}"
+        path.write_text(before)
+
+
+def test_wall_clock_is_withheld_when_rules_are_computed_in_two_ways(tmp_path: Path) -> None:
+    folder = study(tmp_path, Truth(RULES, sizes=4, seeds=1))
+    for path in folder.glob("*/record.json"):
+        record = json.loads(path.read_text())
+        way = {"attnres_full": "fused", "attnres_block_n8": "reference"}.get(record["rule"])
+        record["config"]["residual"] = {"rule": record["rule"], **({"implementation": way} if way else {})}
+        path.write_text(json.dumps(record))
+    results, text = report(tmp_path)
+    for comparison in results["comparisons"].values():
+        assert comparison["wall_clock"] is None
+    assert "the AttnRes rules differ in residual.implementation (fused, reference)" in text
+
+
+def test_a_poorly_known_exponent_is_said(tmp_path: Path) -> None:
+    study(tmp_path, Truth({"attnres_block": 1.02}, sizes=5, decades=0.4, misfit=0.02, noise=0.0002))
+    results, text = report(tmp_path)
+    (comparison,) = results["comparisons"].values()
+    assert results["too_small"] is None
+    assert "alpha is known only to" in comparison["not_judged"] and comparison["not_judged"] in text
+    assert {v["verdict"] for v in comparison["verdicts"].values()} == {"cannot tell"}
+    assert comparison["verdicts"]["25 % saving"]["interval_verdict"] == "rejected"
+
+
+def test_overrides_of_the_launch_are_listed(tmp_path: Path) -> None:
+    folder = study(tmp_path, Truth(sizes=4, seeds=1))
+    plan = json.loads((folder / "study.json").read_text())
+    plan["overrides"] = ["optim.beta2=0.9", "budget=tokens"]
+    (folder / "study.json").write_text(json.dumps(plan))
+    results, text = report(tmp_path)
+    assert results["overrides"] == plan["overrides"]
+    assert "- Launched with optim.beta2=0.9, budget=tokens." in text.split("## How this was made")[1]
 
 
 @pytest.mark.parametrize(
