@@ -8,7 +8,7 @@ Computes what `residual.attnres.depth_attention` computes, in O(L d) memory per 
   batched product); the block's running sum is merged into each by the online-softmax rule (1805.02867).
 - Backward pulls instead of pushing: the backward of a read only stores its gradient; that of a source sums
   what its later readers stored, in one batched product. An empty token tensor threaded through all nodes
-  gives autograd the order.
+  gives autograd the order: that of the forward pass, turned round.
 
 The formulas are in `depth.tape`. Shapes: B sequences of T tokens (elsewhere T is all tokens of the batch), D
 channels, R = L reads that have a choice (row l - 1 is sublayer l, the last row the output).
@@ -31,15 +31,12 @@ def _without_autocast(tensor: Tensor) -> torch.autocast:
 
 
 def _save(ctx: Any, queries_RD: Tensor, source: Source) -> None:
-    ctx.save_for_backward(queries_RD, source.values_NTD, source.r_T, source.logits_RT, source.weights_GNT)
+    ctx.save_for_backward(queries_RD, source.value_TD, source.r_T, source.logits_RT, source.weights_RT)
 
 
-def _source_gradient(ctx: Any, backward: Backward) -> Tensor | None:
+def _source_gradient(ctx: Any, backward: Backward, group: int) -> Tensor | None:
     queries_RD, *saved = ctx.saved_tensors
-    source = Source(*saved)
-    group = len(source.values_NTD) - 1
-    backward.settle(group, source)
-    return backward.pull(group, source, queries_RD)
+    return backward.pull(group, Source(*saved), queries_RD)
 
 
 class _Start(torch.autograd.Function):
@@ -61,7 +58,7 @@ class _Start(torch.autograd.Function):
         backward: Backward = ctx.backward
         backward.enter()
         with _without_autocast(ctx.saved_tensors[0]):
-            gradient_TD = _source_gradient(ctx, backward)
+            gradient_TD = _source_gradient(ctx, backward, 0)
         queries_gradient_RD = backward.queries_RD
         backward.release()
         return None, None, gradient_TD, queries_gradient_RD
@@ -92,7 +89,7 @@ class _Write(torch.autograd.Function):
         backward.enter()
         with _without_autocast(ctx.saved_tensors[0]):
             if backward.plan.finishes(ctx.layer):
-                gradient_TD = _source_gradient(ctx, backward)
+                gradient_TD = _source_gradient(ctx, backward, backward.plan.group_of(ctx.layer) + 1)
             else:
                 queries_RD, running_TD, r_T, logit_T = ctx.saved_tensors
                 gradient_TD = backward.pull_running(ctx.layer, running_TD, r_T, logit_T, queries_RD)
@@ -103,34 +100,35 @@ class _Write(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """Takes the token; gives what the read of query row `row` sees, [T, D]."""
+    """Takes the token; gives what the read of query row `row` sees, [T, D], and the next token."""
 
     @staticmethod
-    def forward(ctx: Any, forward: Forward, backward: Backward, row: int, token: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, forward: Forward, backward: Backward, row: int, token: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.backward, ctx.row = backward, row
         index = row - forward.plan.rows(forward.plan.group_of(row + 1)).start
         mixed_TD = forward.mixed_GTD[index]
         if forward.running_TD is None:
-            ctx.save_for_backward()
-            return mixed_TD.contiguous()
+            h_TD = mixed_TD.contiguous()
+            ctx.save_for_backward(h_TD)
+            return h_TD, token.new_empty(0)
         assert forward.running_logit_T is not None
         weight_T = torch.sigmoid(forward.running_logit_T - forward.lse_GT[index])
         h_TD = torch.lerp(mixed_TD, forward.running_TD, weight_T[:, None])
         ctx.save_for_backward(h_TD, forward.running_TD, weight_T)
-        return h_TD
+        return h_TD, token.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient_TD: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient_TD: Tensor | None, _: None) -> tuple[Any, ...]:
         backward: Backward = ctx.backward
         backward.enter()
-        saved = ctx.saved_tensors
-        if gradient_TD is not None:
-            gradient_TD = backward.store(ctx.row, gradient_TD)
-            if saved:
-                h_TD, running_TD, weight_T = saved
-                ds_T = (running_TD - h_TD).mul_(gradient_TD).sum(-1).mul_(weight_T)
-                backward.running[ctx.row] = (weight_T, ds_T)
+        h_TD, *running = ctx.saved_tensors
+        if gradient_TD is not None and running:
+            backward.store_with_running(ctx.row, gradient_TD, h_TD, *running)
+        elif gradient_TD is not None:
+            backward.store(ctx.row, gradient_TD, h_TD)
         return None, None, None, None
 
 
@@ -169,5 +167,5 @@ class DepthAttentionState(ResidualState):
         return self._read(self.plan.layers - 1)
 
     def _read(self, row: int) -> Tensor:
-        h_TD: Tensor = _Read.apply(self.forward, self.backward, row, self.token)
+        h_TD, self.token = _Read.apply(self.forward, self.backward, row, self.token)
         return h_TD.view_as(self.embedding_BTD).to(self.embedding_BTD.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnres.errors import ConfigError
+from attnres.memory import keep_freed_memory
 from attnres.model import Transformer
 from attnres.optim import learning_rate, make_optimizer
 from attnres.run_state import Diverged
@@ -37,6 +38,7 @@ class Learner:
         if trial.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("runtime.device", config.runtime.device, "torch finds no CUDA device here")
         torch.set_num_threads(config.runtime.threads)
+        keep_freed_memory()
         self.trial = trial
         self.device = torch.device(trial.device)
         self.model = Transformer(config.model, config.residual, trial.vocabulary)

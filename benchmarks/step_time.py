@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from attnres.environment import processor_name, source_commit
+from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from contenders import PEERS, RULES, Shape, absent, build, names  # noqa: E402
@@ -198,6 +199,7 @@ def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()  # as training does
     if arguments.memory_of:
         (rule, implementation), shape = arguments.memory_of, shapes(arguments)[0]
         print(peak_memory_bytes(lambda: build(rule, implementation, shape), shape.device == "cuda"))

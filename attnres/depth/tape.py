@@ -6,9 +6,8 @@ G_l the gradient of h_l, p the weights over finished sources alone and b the wei
 
     s_il = r_i w_l . v_i      b_l = sigmoid(s_running - logsumexp_i s_il)
     h_l = (1 - b_l) sum_i p_il v_i + b_l running
-    ds_running = b_l G_l . (running - h_l)
-    ds_il = p_il ((1 - b_l) (G_l . v_i - sum_j p_jl G_l . v_j) - ds_running)
-    dv_i = sum_l a_il G_l + r_i sum_l ds_il w_l - v_i r_i^2 / d sum_l ds_il s_il     a_il = (1 - b_l) p_il
+    ds_il = p_il (1 - b_l) (G_l . v_i - G_l . h_l)      ds_running = b_l (G_l . running - G_l . h_l)
+    dv_i = sum_l p_il (1 - b_l) G_l + r_i sum_l ds_il w_l - v_i r_i^2 / d sum_l ds_il s_il
     dw_l = sum_i ds_il r_i v_i
 """
 
@@ -25,12 +24,12 @@ from attnres.depth.products import dots, inverse_rms, mix
 
 @dataclass
 class Source:
-    """A finished source as backward needs it. `values` are those of all finished sources up to this one."""
+    """A finished source as backward needs it: its value, inverse RMS, and what its readers made of it."""
 
-    values_NTD: Tensor
+    value_TD: Tensor
     r_T: Tensor
-    logits_RT: Tensor  # of the rows that may read it
-    weights_GNT: Tensor  # p of the group that starts with it
+    logits_RT: Tensor
+    weights_RT: Tensor  # p
 
 
 class Forward:
@@ -42,6 +41,7 @@ class Forward:
         self.queries_RD = queries_RD.detach()  # w
         self.values_NTD = embedding_TD.new_empty(plan.groups, *embedding_TD.shape)
         self.logits_RNT = embedding_TD.new_empty(plan.layers, plan.groups, tokens)
+        self.weights_RNT = torch.empty_like(self.logits_RNT)  # p
         self.mixed_GTD = embedding_TD.new_empty(0)  # what the current group reads, but for its running sum
         self.lse_GT = embedding_TD.new_empty(0)  # log of the sum of exp(logits) over finished sources
         self.running_TD: Tensor | None = None
@@ -53,18 +53,23 @@ class Forward:
         r_T = inverse_rms(value_TD, self.eps)
         logits_RT = self.logits_RNT[rows.start :, group]
         torch.mm(self.queries_RD[rows.start :], value_TD.t(), out=logits_RT).mul_(r_T)
-        group_logits_GNT = self.logits_RNT[rows, : group + 1]
+        # `.data` has a version counter of its own: later sources go to other places of these tables, and
+        # autograd would take that for changes of what is saved here.
+        source = Source(value_TD.data, r_T, logits_RT.data, self.weights_RNT.data[rows.start :, group])
+        self.answer(group, rows)
+        return source
+
+    def answer(self, group: int, rows: slice) -> None:
+        """The reads of a group over all finished sources."""
+        logits_GNT, weights_GNT = (table[rows, : group + 1] for table in (self.logits_RNT, self.weights_RNT))
         if rows.stop - rows.start > 1 or group == 0:
-            weights_GNT, self.lse_GT = softmax_and_lse(group_logits_GNT)
+            self.lse_GT = softmax_with_lse(logits_GNT, weights_GNT)
         else:
-            weights_GNT = torch.softmax(group_logits_GNT, dim=1)
-        # `.data` has a version counter of its own: later sources are written to other rows of the buffers,
-        # and autograd would take that for changes of these.
-        values_NTD = self.values_NTD.data[: group + 1]
+            torch.softmax(logits_GNT, dim=1, out=weights_GNT)
+        values_NTD = self.values_NTD[: group + 1]
         self.mixed_GTD = (
             mix(weights_GNT, values_NTD) if group else values_NTD.expand(len(weights_GNT), -1, -1)
         )
-        return Source(values_NTD, r_T, logits_RT.data, weights_GNT)
 
     def add_to_running(self, row: int, output_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The running sum that read `row` sees, its inverse RMS and its logit."""
@@ -88,12 +93,13 @@ class Forward:
         self.running_TD = self.running_logit_T = None
 
 
-def softmax_and_lse(logits_GNT: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over sources and the logarithm of its denominator, with one exponential per logit."""
+def softmax_with_lse(logits_GNT: Tensor, out_GNT: Tensor) -> Tensor:
+    """Softmax over sources, into `out_GNT`; returns the logarithm of its denominator."""
     largest_G1T = logits_GNT.amax(1, keepdim=True)
-    weights_GNT = (logits_GNT - largest_G1T).exp_()
-    total_G1T = weights_GNT.sum(1, keepdim=True)
-    return weights_GNT.div_(total_G1T), largest_G1T.add_(total_G1T.log_()).squeeze(1)
+    torch.sub(logits_GNT, largest_G1T, out=out_GNT).exp_()
+    total_G1T = out_GNT.sum(1, keepdim=True)
+    out_GNT.div_(total_G1T)
+    return largest_G1T.add_(total_G1T.log_()).squeeze(1)
 
 
 @dataclass
@@ -102,12 +108,10 @@ class Backward:
 
     plan: Plan
     pass_id: int = -1
-    gradients_RTD: Tensor | None = None  # G_l of the rows stored so far
-    weights_RNT: Tensor | None = None  # a_il of the groups settled so far
-    logit_gradients_RNT: Tensor | None = None  # ds_il of the groups settled so far
+    gradients_RTD: Tensor | None = None  # (1 - b_l) G_l of the rows stored so far
+    mean_RT: Tensor | None = None  # (1 - b_l) G_l . h_l
     stored: set[int] = field(default_factory=set)  # rows whose read was used
-    settled: int = 0  # rows below this one are those of groups that took part
-    running: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # row -> b and ds_running, [T]
+    running: dict[int, Tensor] = field(default_factory=dict)  # row -> ds_running, [T]
     sum_TD: Tensor | None = None  # gradient of the running sum so far
     queries_RD: Tensor | None = None  # dw
 
@@ -128,45 +132,57 @@ class Backward:
     def release(self) -> None:
         self.__init__(self.plan)  # type: ignore[misc]
 
-    def store(self, row: int, gradient_TD: Tensor) -> Tensor:
-        if self.gradients_RTD is None:
-            self.gradients_RTD = gradient_TD.new_empty(self.plan.layers, *gradient_TD.shape)
+    def store(self, row: int, gradient_TD: Tensor, h_TD: Tensor) -> None:
+        """Gradient of a read that saw finished sources only."""
+        gradients_RTD, mean_RT = self._tables(gradient_TD)
         self.stored.add(row)
-        return self.gradients_RTD[row].copy_(gradient_TD)
+        gradients_RTD[row].copy_(gradient_TD)
+        torch.sum(gradient_TD * h_TD, -1, out=mean_RT[row])
 
-    def settle(self, group: int, source: Source) -> None:
-        """Weights and logit gradients of a group over finished sources, from what its reads have stored."""
-        rows = self.plan.rows(group)
-        if self.gradients_RTD is None or rows.start == rows.stop:
-            return
-        if self.weights_RNT is None or self.logit_gradients_RNT is None:
-            shape = (self.plan.layers, self.plan.groups, self.gradients_RTD.shape[1])
-            self.weights_RNT = self.gradients_RTD.new_empty(shape)
-            self.logit_gradients_RNT = self.gradients_RTD.new_empty(shape)
-            self.settled = rows.stop
-        for row in range(rows.start, rows.stop):
-            if row not in self.stored:  # nobody used what this read gave
-                self.gradients_RTD[row].zero_()
-        products_GNT = dots(self.gradients_RTD[rows], source.values_NTD)
-        products_GNT -= (products_GNT * source.weights_GNT).sum(1, keepdim=True)
-        weights_GNT, ds_GNT = (t[rows, : group + 1] for t in (self.weights_RNT, self.logit_gradients_RNT))
-        weights_GNT.copy_(source.weights_GNT)
-        for index, row in enumerate(range(rows.start, rows.stop)):
-            if row in self.running:
-                weight_T, ds_running_T = self.running[row]
-                weights_GNT[index].mul_(1 - weight_T)
-                products_GNT[index].mul_(1 - weight_T).sub_(ds_running_T)
-        torch.mul(products_GNT, source.weights_GNT, out=ds_GNT)
+    def store_with_running(
+        self, row: int, gradient_TD: Tensor, h_TD: Tensor, running_TD: Tensor, weight_T: Tensor
+    ) -> None:
+        """Gradient of a read that also saw the running sum, with weight b."""
+        gradients_RTD, mean_RT = self._tables(gradient_TD)
+        self.stored.add(row)
+        keep_T = 1 - weight_T
+        torch.mul(gradient_TD, keep_T[:, None], out=gradients_RTD[row])
+        mean_T = (gradient_TD * h_TD).sum(-1)
+        self.running[row] = (gradient_TD * running_TD).sum(-1).sub_(mean_T).mul_(weight_T)
+        torch.mul(mean_T, keep_T, out=mean_RT[row])
+        if self.sum_TD is None:
+            self.sum_TD = gradient_TD * weight_T[:, None]
+        else:
+            self.sum_TD = torch.addcmul(self.sum_TD, gradient_TD, weight_T[:, None])
+
+    def _tables(self, gradient_TD: Tensor) -> tuple[Tensor, Tensor]:
+        if self.gradients_RTD is None or self.mean_RT is None:
+            self.gradients_RTD = gradient_TD.new_empty(self.plan.layers, *gradient_TD.shape)
+            self.mean_RT = self.gradients_RTD.new_empty(self.plan.layers, len(gradient_TD))
+        return self.gradients_RTD, self.mean_RT
 
     def pull(self, group: int, source: Source, queries_RD: Tensor) -> Tensor | None:
         """dv of source `group`, from what all its readers have stored. Adds to dw."""
-        if self.gradients_RTD is None or self.weights_RNT is None or self.logit_gradients_RNT is None:
+        if self.gradients_RTD is None or self.mean_RT is None:
             return None
-        rows = slice(self.plan.rows(group).start, self.settled)
-        value_TD = source.values_NTD[group]
-        gradient_TD = mix(self.weights_RNT[None, rows, group], self.gradients_RTD[rows])[0]
-        factors_RT = self.logit_gradients_RNT[rows, group] * source.r_T
-        scale_T = (factors_RT * source.logits_RT[: len(factors_RT)]).sum(0).mul_(source.r_T)
+        own = self.plan.rows(group)
+        rows = slice(own.start, max(self.stored) + 1)
+        for row in range(own.start, min(own.stop, rows.stop)):
+            if row not in self.stored:  # nobody used what this read gave
+                self.gradients_RTD[row].zero_()
+                self.mean_RT[row].zero_()
+        readers = rows.stop - rows.start
+        value_TD, logits_RT, weights_RT = (
+            source.value_TD,
+            source.logits_RT[:readers],
+            source.weights_RT[:readers],
+        )
+        gradients_RTD = self.gradients_RTD[rows]
+        gradient_TD = mix(weights_RT[None], gradients_RTD)[0]
+        factors_RT = (
+            dots(value_TD[None], gradients_RTD)[0].sub_(self.mean_RT[rows]).mul_(weights_RT).mul_(source.r_T)
+        )
+        scale_T = (factors_RT * logits_RT).sum(0).mul_(source.r_T)
         gradient_TD.addmm_(factors_RT.t(), queries_RD[rows])
         gradient_TD.addcmul_(value_TD, scale_T[:, None], value=-1 / value_TD.shape[-1])
         self.add_query_gradient(rows, factors_RT, value_TD)
@@ -176,15 +192,11 @@ class Backward:
         self, row: int, running_TD: Tensor, r_T: Tensor, logit_T: Tensor, queries_RD: Tensor
     ) -> Tensor | None:
         """Gradient of a running sum: from its one reader, and as a part of the next running sum."""
-        if row not in self.running or self.gradients_RTD is None:
+        if row not in self.running:
             return self.sum_TD
-        weight_T, ds_T = self.running[row]
-        if self.sum_TD is None:
-            gradient_TD = self.gradients_RTD[row] * weight_T[:, None]
-        else:
-            gradient_TD = torch.addcmul(self.sum_TD, self.gradients_RTD[row], weight_T[:, None])
-        factor_T = ds_T * r_T
-        gradient_TD.addcmul_(factor_T[:, None], queries_RD[row])
+        assert self.sum_TD is not None
+        factor_T = self.running[row] * r_T
+        gradient_TD = torch.addcmul(self.sum_TD, factor_T[:, None], queries_RD[row])
         scale_T = (factor_T * logit_T).mul_(r_T)
         gradient_TD.addcmul_(running_TD, scale_T[:, None], value=-1 / running_TD.shape[-1])
         self.add_query_gradient(slice(row, row + 1), factor_T[None], running_TD)

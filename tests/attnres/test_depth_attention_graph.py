@@ -99,6 +99,24 @@ def test_a_detached_output_passes_no_gradient(block_size):
 
 
 @every_block_size
+def test_a_read_that_only_another_loss_uses(block_size):
+    """The sublayer sees it without gradient, so nothing but the operator itself orders the two backwards."""
+
+    def reads_of(toy, which):
+        calls = iter(range(LAYERS))
+        return which(toy, lambda h, weight: sublayer(h.detach() if next(calls) in (2, 3) else h, weight))
+
+    def loss_of(toy, reads):
+        return toy.loss(reads) + (reads[2] * toy.readout).sum() + (reads[3] * toy.readout).square().sum()
+
+    fused, expected = (
+        gradients(lambda toy, of=of: reads_of(toy, of), loss_of, block_size)
+        for of in (fused_reads, expected_reads)
+    )
+    assert_same(fused, expected)
+
+
+@every_block_size
 def test_two_forward_passes_before_a_backward(block_size):
     first, second = make_toy(LAYERS, block_size, seed=1), make_toy(LAYERS, block_size, seed=2)
     alone = []
