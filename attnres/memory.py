@@ -14,7 +14,8 @@ def keep_freed_memory() -> bool:
 
     glibc maps every block above 32 MB afresh and unmaps it when it is freed, so at every step the kernel
     zeroes its pages again. Measured at width 96, 6 blocks, 4096 words (logits of 34 MB): 32,800 page faults a
-    step before, none after the first few steps, and a quarter of the step's time. Only glibc has this; elsewhere nothing happens.
+    step before, none after the first few steps, and a sixth to a quarter of the step's time. The heap may
+    stay a few blocks larger. Only glibc has this; elsewhere nothing happens.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
