@@ -6,14 +6,17 @@ what this module does not reject, `config.build` does, because the composed keys
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
+from attnres.residual.specs import SPECS
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 
@@ -111,13 +114,25 @@ def _check_grammar(override: str, key: str, value: str) -> None:
         raise ConfigError(key, value, "several values: add -m to run each, or write a list as [1,2]")
 
 
+def _hint(field: str) -> str:
+    """What the user may have meant by a key that does not exist."""
+    known = [f.name for f in dataclasses.fields(TrialConfig)] + ["study", "launch"]
+    for top, kind in typing.get_type_hints(TrialConfig).items():
+        kinds = SPECS.values() if top == "residual" else [kind]
+        known += [
+            f"{top}.{f.name}" for k in kinds if dataclasses.is_dataclass(k) for f in dataclasses.fields(k)
+        ]
+    close = difflib.get_close_matches(field, known, 1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def one_line(error: Exception, overrides: Sequence[str]) -> str:
     """Hydra's many-line message -> one line that names the field and, where the user gave it, the value."""
     text = re.sub(r"\s+", " ", str(error)).strip()
     given = dict(override.partition("=")[::2] for override in overrides)
     if unknown := re.search(r"Could not override '([^']+)'", text):
         field = unknown.group(1)
-        return f"{field}={given.get(field, '')}: unknown key"
+        return f"{field}={given.get(field, '')}: unknown key{_hint(field)}"
     if missing := re.search(r"Missing mandatory value: .*full_key: (\S+)", text):
         return f"{missing.group(1)}: is missing; give {missing.group(1)}=..."
     if bad := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):

@@ -191,6 +191,8 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         _require_positive("runtime", self, "threads", "microbatch_size", "checkpoint_seconds")
         _require_positive("runtime", self, "log_every_steps")
+        # Far more threads than any processor has cores end in a crash of the thread library.
+        _require(self.threads <= 1024, "runtime.threads", self.threads, "must be at most 1024")
 
 
 @dataclass(frozen=True)

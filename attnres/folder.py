@@ -10,7 +10,7 @@ import yaml
 from attnres.config import to_mapping
 from attnres.errors import TornRecordError
 from attnres.notice import warn
-from attnres.record import RECORD_FILE, read_record, write_text_atomic
+from attnres.record import RECORD_FILE, read_trial_record, write_text_atomic
 from attnres.trial import Trial
 
 CONFIG_FILE = "config.yaml"
@@ -28,7 +28,7 @@ def finished_record(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = read_record(path)
+        record = read_trial_record(folder)
     except TornRecordError as error:
         aside = path.with_suffix(".damaged")
         path.replace(aside)

@@ -92,6 +92,15 @@ def read_record(path: Path) -> dict[str, Any]:
     return check_record(record, str(path))
 
 
+def read_trial_record(folder: Path) -> dict[str, Any]:
+    """The record in a trial's folder. Raises RecordError also for the record of another trial."""
+    record = read_record(folder / RECORD_FILE)
+    if record["trial_id"] != folder.name:
+        why = "belongs to another trial; move it away"
+        raise RecordError(f"{folder / RECORD_FILE}: trial_id={record['trial_id']}: {why}")
+    return record
+
+
 def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record without what may differ between two runs of the same trial on one machine."""
     return {key: value for key, value in record.items() if key not in TIMING_FIELDS}

@@ -107,6 +107,15 @@ class RunState:
                 f"above the {self.first_loss_nats:.3f} of the first step"
             )
 
+    def check_final(self, validation_loss_nats: float) -> None:
+        """Raises Diverged for a run that ends knowing less than it did at its start, however short it was."""
+        assert self.first_loss_nats is not None
+        if validation_loss_nats > self.first_loss_nats + DIVERGENCE_MARGIN_NATS:
+            raise Diverged(
+                f"final validation loss is {validation_loss_nats:.4g}, "
+                f"above the {self.first_loss_nats:.3f} of the first training step"
+            )
+
     @property
     def recent_loss_nats(self) -> float:
         """Mean training loss of the last RECENT_STEPS steps, or of as many as there were."""

@@ -29,7 +29,7 @@ class StatusFile:
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.path = folder / STATUS_FILE
-        before = read_status(folder)
+        before = _earlier(folder)
         self.attempts = int(before["attempts"]) + 1 if before else 1
         now = time.time()
         self._fields: dict[str, Any] = {
@@ -82,6 +82,15 @@ class StatusFile:
             self._warned = True
 
 
+def _earlier(folder: Path) -> dict[str, Any] | None:
+    """The status of an earlier attempt. A torn one is worth a warning, not a stop: it will be overwritten."""
+    try:
+        return read_status(folder)
+    except RecordError as error:
+        warn(f"{error}; it is written anew")
+        return None
+
+
 def read_status(folder: Path) -> dict[str, Any] | None:
     """The trial's last status, or None if it never started. Raises RecordError for a file that is not a
     status.
@@ -92,7 +101,12 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise RecordError(f"{path}: not a status file ({error}); remove it") from None
-    if not isinstance(status, dict) or not {"state", "attempts", "first_started"} <= status.keys():
-        raise RecordError(f"{path}: not a status file; remove it")
+        raise RecordError(f"{path}: not a status file ({error})") from None
+    if (
+        not isinstance(status, dict)
+        or not isinstance(status.get("state"), str)
+        or not isinstance(status.get("attempts"), int)
+        or not isinstance(status.get("first_started"), (int, float))
+    ):
+        raise RecordError(f"{path}: not a status file")
     return status

@@ -71,8 +71,8 @@ def _train(
 
     config, clock = trial.config, state.clock
     with clock.measure("startup"):
+        learner = Learner(trial)  # first: it refuses a device that is not there
         state.environment = describe(trial)
-        learner = Learner(trial)
         train_tokens, validation = corpus.train(), open_validation(trial, corpus)
         checkpoints = Checkpoints(trial.folder, trial.id)
         saved = checkpoints.load()
@@ -96,6 +96,8 @@ def _train(
         state.evaluations.append(evaluation_row(evaluation, state.step, state.step * trial.batch_tokens))
         state.validation = vars(evaluation) if final else None
         reporter.evaluation(state.evaluations[-1])
+        if final:
+            state.check_final(evaluation.loss_nats)
 
     def save() -> None:
         with clock.measure("checkpoint"):

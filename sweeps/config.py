@@ -148,6 +148,7 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     mapping = compose_mapping("sweep", [word for word in ours if _key(word) not in axes], config_dir)
     given = {key.removeprefix(_AXIS): _parse(key, value) for key, value in axes.items()}
     study = build(StudyConfig, _normalised(mapping.pop("study"), groups, given), "study")
+    _check_study_name(study.name, ours)
     theirs = [word for word in overrides if word not in ours]
     merged = _merge(study.overrides, theirs, groups)
     _check_overrides(merged, study)
@@ -187,6 +188,14 @@ def _parse(key: str, text: str) -> Any:
         return OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[call-overload, index]
     except YAMLError:
         raise ConfigError(key, text, "cannot be read; an axis is a list such as [1e-3,2e-3]") from None
+
+
+def _check_study_name(name: str, ours: Sequence[str]) -> None:
+    """A copied study file that keeps the old name would write into the old study's folder."""
+    given = dict(word.partition("=")[::2] for word in ours)
+    if "study.name" not in given and name != given["study"]:
+        why = f"its file is {given['study']}.yaml; a study is named after its file (or give study.name=...)"
+        raise ConfigError("study.name", name, why)
 
 
 def _normalised(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from attnres.errors import RecordError
 from attnres.lock import is_locked
-from attnres.record import RECORD_FILE, read_record
+from attnres.record import RECORD_FILE, read_trial_record
 from attnres.status import read_status
 
 # Longer than any evaluation or checkpoint of the shipped studies; otherwise a trial writes every two seconds.
@@ -50,7 +50,7 @@ def read_state(folder: Path) -> TrialState:
     problems = []
     record = status = None
     try:
-        record = read_record(folder / RECORD_FILE) if (folder / RECORD_FILE).exists() else None
+        record = read_trial_record(folder) if (folder / RECORD_FILE).exists() else None
     except RecordError as error:
         problems.append(str(error))
     if record is not None and record["status"] in ENDED:

@@ -79,7 +79,8 @@ class Workplace:
         self.runs = root / "runs"
 
     def overrides(self, *more: str) -> list[str]:
-        return [
+        """`more` wins: no key may be given twice."""
+        words = [
             f"runs_dir={self.runs}",
             "data=text_files",
             f"data.path={self.corpus}",
@@ -89,6 +90,7 @@ class Workplace:
             "data.interim_validation_tokens=512",
             *more,
         ]
+        return list({word.partition("=")[0]: word for word in words}.values())
 
     def arguments(self, *more: str) -> list[str]:
         """Of a sweep command, for the study `tiny`."""

@@ -26,11 +26,11 @@ def write_texts(folder: Path, files: int = 40, words: int = 900) -> Path:
 
 
 def tiny_overrides(root: Path, *more: str, steps: int = 30) -> list[str]:
-    """A trial of `steps` steps whose texts, cache and runs are below `root`; `more` comes last."""
+    """A trial of `steps` steps whose texts, cache and runs are below `root`; `more` wins over these."""
     texts = root / "texts"
     if not texts.exists():
         write_texts(texts)
-    return [
+    words = [
         *MODEL,
         "data=text_files",
         f"data.path={texts}",
@@ -45,6 +45,7 @@ def tiny_overrides(root: Path, *more: str, steps: int = 30) -> list[str]:
         f"runs_dir={root / 'runs'}",
         *more,
     ]
+    return list({word.partition("=")[0]: word for word in words}.values())  # no key may be given twice
 
 
 def tiny_trial(root: Path, *more: str, steps: int = 30) -> tuple[Trial, PackedCorpus]:

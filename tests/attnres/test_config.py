@@ -51,6 +51,7 @@ MISTAKES = [
     (["data.path=x"], ["data.path", "x", "text_files"]),
     (["data.interim_validation_tokens=1e9"], ["data.interim_validation_tokens", "1000000000"]),
     (["model.batch_size=16", "runtime.microbatch_size=5"], ["runtime.microbatch_size", "5", "16"]),
+    (["runtime.threads=100000"], ["runtime.threads", "100000", "1024"]),
     (["runtime.dtype=float16"], ["runtime.dtype", "float16"]),
     (["tracking.tags=[a,'']"], ["tracking.tags"]),
     (["seed=-1"], ["seed", "-1"]),

@@ -60,3 +60,14 @@ def test_a_disk_that_refuses_is_one_warning(tmp_path: Path, capsys: pytest.Captu
     assert list(tmp_path.iterdir()) == []
     status.end("finished")
     assert (tmp_path / STATUS_FILE).exists()
+
+
+@pytest.mark.parametrize("text", ['{"sta', "[]", '{"state": "running", "attempts": "x", "first_started": 1}'])
+def test_a_torn_status_is_written_anew(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / STATUS_FILE).write_text(text)
+    status = StatusFile(tmp_path, 10)
+    assert status.attempts == 1
+    assert STATUS_FILE in capsys.readouterr().err
+    status.end("finished")
+    after = read_status(tmp_path)
+    assert after is not None and after["state"] == "finished"

@@ -17,7 +17,7 @@ from tiny_trial import tiny_overrides, tiny_trial
 from attnres import train as train_module
 from attnres.cli import run_command
 from attnres.data import sampler
-from attnres.errors import UserError
+from attnres.errors import RecordError, UserError
 from attnres.evaluate import summarise
 from attnres.learner import Learner
 from attnres.lock import TrialBusy, TrialLock
@@ -280,3 +280,25 @@ def test_a_typo_is_one_fast_line(tmp_path: Path, arguments: list[str], expected:
 def test_a_value_given_twice_to_a_multirun_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(main, ["-m", "residual=prenorm,prenorm", "seed=0"]) == 2
     assert capsys.readouterr().err == "error: residual=prenorm: is given twice\n"
+
+
+def test_a_short_run_that_ends_above_its_start_has_diverged(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path, "optim.learning_rate=1000", "optim.grad_clip=null")
+    assert trial.steps < RECENT_STEPS
+    record = train(trial, corpus)
+    assert record["status"] == "diverged"
+    assert "above the" in record["reason"] or "is nan" in record["reason"] or "is inf" in record["reason"]
+    state = RunState(first_loss_nats=5.5)
+    state.check_final(5.5)
+    with pytest.raises(Diverged, match="6.4e"):
+        state.check_final(6.4e10)
+
+
+def test_the_record_of_another_trial_does_not_count(tmp_path: Path) -> None:
+    trial, corpus = tiny_trial(tmp_path)
+    other = tiny_trial(tmp_path, "seed=1")[0]
+    train(trial, corpus)
+    other.folder.mkdir(parents=True)
+    (other.folder / "record.json").write_bytes((trial.folder / "record.json").read_bytes())
+    with pytest.raises(RecordError, match=f"trial_id={trial.id}: belongs to another trial"):
+        train(other, corpus)

@@ -245,3 +245,12 @@ def test_runs_dir_may_hold_any_character(workplace: Workplace) -> None:
     quoted = str(folder).replace("'", "\\'")
     study = workplace.study(f"runs_dir='{quoted}'")
     assert study.trials[0].trial.folder.parent == folder / "tiny"
+
+
+def test_a_study_is_named_after_its_file(tmp_path: Path, shared_workplace: Workplace) -> None:
+    configs = write_configs(tmp_path / "configs")
+    write(configs / "study" / "copied.yaml", STUDY)
+    with pytest.raises(ConfigError, match="study.name=tiny: its file is copied.yaml"):
+        load_study(["study=copied", *shared_workplace.overrides()], str(configs))
+    renamed = load_study(["study=copied", "study.name=copied", *shared_workplace.overrides()], str(configs))
+    assert renamed.folder.name == "copied"
