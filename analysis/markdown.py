@@ -14,7 +14,7 @@ from analysis.compare import Multiplier
 from analysis.laws import PowerLaw
 from analysis.results import RuleResult, StudyResult
 from analysis.sensitivity import SensitivityRow
-from analysis.serialise import size_rows
+from analysis.serialise import design, size_rows
 
 
 def escape(text: str) -> str:
@@ -61,6 +61,7 @@ def render(result: StudyResult, how: Mapping[str, Any], figures: Sequence[str]) 
         _head(result),
         _multipliers(result),
         _claims(result),
+        _design(result),
         _figure(figures, "loss_against_compute", "Loss against compute, and the paired gap to the baseline"),
         _sizes(result, figures),
         _checks(result),
@@ -130,6 +131,30 @@ def _multipliers(result: StudyResult) -> list[str]:
         "",
         *table(header, rows),
     ]
+
+
+def _design(result: StudyResult) -> list[str]:
+    """What was trained: the budget decides what a verdict is worth."""
+    rows = []
+    for size in design(result)["sizes"]:
+        parameters, tokens = size["non_embedding_parameters"], size["tokens"]
+        ratio = f"{tokens / parameters:.3g}" if parameters else "unknown"
+        rates = ", ".join(f"{rate:g}" for rate in size["learning_rates"]) or "unknown"
+        cells = [name(size["size"]), _count(parameters), _count(tokens), ratio, rates]
+        rows.append([*cells, str(len(size["seeds"])), f"{size['compute_min']:.3g}"])
+    header = ["size", "parameters", "tokens", "tokens per parameter", "learning rate", "seeds", "C, least"]
+    return [
+        "## What was trained",
+        "",
+        "Parameters are without embedding and unembedding (of the smallest rule), tokens are of one trial, "
+        "C is in FLOP.",
+        "",
+        *table(header, rows),
+    ]
+
+
+def _count(number: float | None) -> str:
+    return "unknown" if number is None or number != number else f"{number:,.0f}"
 
 
 def _claims(result: StudyResult) -> list[str]:

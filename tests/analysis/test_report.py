@@ -271,6 +271,17 @@ def test_names_cannot_act_as_markdown() -> None:
     assert escape("1.10x compute") == "1.10x compute"
 
 
+def test_the_report_says_what_was_trained(tmp_path: Path) -> None:
+    study(tmp_path, Truth({"attnres_block": 1.25}))
+    assert python("analysis.report", "study=s", f"runs_dir={tmp_path}", "--no-figures").returncode == 0
+    report = tmp_path / "s" / "report"
+    sizes = json.loads((report / "results.json").read_text())["design"]["sizes"]
+    text = (report / "report.md").read_text()
+    assert len(sizes) == 5
+    for size in sizes:
+        assert f"| `{size['size']}` | {size['non_embedding_parameters']:,.0f} | {size['tokens']:,} |" in text
+
+
 def test_simulate_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from analysis.simulate import main as simulate
 
