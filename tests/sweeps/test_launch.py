@@ -162,6 +162,8 @@ def test_order_is_seed_by_seed_and_the_longest_first(shared_workplace: Workplace
 
 def test_interrupts_are_counted_and_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    # A shell starts its background jobs with SIGINT ignored, and the tests may be one.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGHUP)
@@ -175,6 +177,7 @@ def test_interrupts_are_counted_and_an_ignored_signal_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGINT, interrupt)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
