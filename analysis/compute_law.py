@@ -22,11 +22,10 @@ from analysis.multistart import (
     percentile_intervals,
     reported_objective,
     scale_points,
-    search_warnings,
     standard_errors,
     value_range,
 )
-from analysis.parametric_search import LARGEST_EXPONENT, LOWEST_LOG_TERM
+from analysis.parametric_search import LOWEST_LOG_TERM
 from analysis.parametric_starts import random_starts
 from attnres.errors import DataError
 
@@ -76,14 +75,14 @@ def fit_compute_law(
     guesses[:, 2], guesses[:, 3] = LOWEST_LOG_TERM, 0.0  # no term of D
     if not with_floor:
         guesses[:, 4] = LOWEST_LOG_TERM
-    optimum = best_optimum(guesses, data, chosen)
-    best, agreeing = optimum.theta, int(optimum.reached.sum())
+    best, same = best_optimum(guesses, data, chosen)
     E, A, _, alpha, _ = map(float, data.parameters(best))
-    warnings = search_warnings(agreeing, starts, optimum.spread)
+    agreeing = int(same.sum())
+    warnings = (
+        [] if agreeing >= 0.5 * starts else [f"only {agreeing} of {starts} starts reach the best optimum"]
+    )
     if alpha == 0:
         warnings.append("the loss does not fall with C: alpha is not identified")
-    if alpha >= 0.999 * LARGEST_EXPONENT:
-        warnings.append(f"alpha is at its bound {LARGEST_EXPONENT:g}: not identified")
     if with_floor and E == 0:
         warnings.append("E is at its bound 0: these data show no floor")
     result = ComputeLaw(

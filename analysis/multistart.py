@@ -30,8 +30,6 @@ Rows = NDArray[np.bool_]  # which rows
 DEFAULT_HUBER_DELTA = 1e-3  # the size of the residuals of ln L; a delta of 1 would be least squares
 NEGLIGIBLE_LOG_TERM = math.log(1e-6)  # of the loss
 LOWEST_EXPONENT = 1e-6  # below it a power law is a constant
-SAME_OBJECTIVE = 1e-8  # relative difference of objectives under which two optima are equally good
-NOT_UNIQUE = 1e-4  # of ln L; equally good optima this far apart are worth a warning
 SAME_FIT = 1e-6  # relative difference of fitted losses under which two optima are one
 
 
@@ -112,51 +110,31 @@ def value_range(log_values: Array) -> tuple[float, float]:
     return float(np.exp(log_values.min())), float(np.exp(log_values.max()))
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """theta [5] of the best optimum; which starts [R] reach it; how far equal optima differ in ln L."""
+def best_optimum(guesses: Array, data: ScaledPoints, objective: Objective) -> tuple[Array, Rows]:
+    """theta [5] of the best optimum, and which rows of `guesses` [R, 5] lead to it.
 
-    theta: Array
-    reached: Rows
-    spread: float
-
-
-def best_optimum(guesses: Array, data: ScaledPoints, objective: Objective) -> Optimum:
-    """The best optimum over starts `guesses` [R, 5]; the first of equals.
-
-    A start reaches it when its objective is equal (1e-8) or its fitted losses are (1e-6; without noise
-    objectives are rounding errors). A negligible floor becomes exactly none. Least absolute deviations are
-    searched with Huber's penalty, whose optima are compared, and then solved exactly.
+    A negligible floor becomes exactly none. Least absolute deviations are searched with Huber's penalty,
+    whose optima are compared, and then solved exactly.
     """
     lad = objective.kind == "lad"
     problem = data.problem(objective, DEFAULT_HUBER_DELTA if lad else None)
     search = minimise(guesses, problem)
-    least = float(search.objective.min())
-    best = search.theta[int(np.argmax(search.objective <= least * (1 + 1e-14)))]
+    best = search.theta[int(search.objective.argmin())]
     if best[4] < NEGLIGIBLE_LOG_TERM:
         floorless = best.copy()
         floorless[4] = LOWEST_LOG_TERM
         polished = minimise(floorless[None], problem)
-        if polished.objective[0] <= least * (1 + 1e-9):
+        if polished.objective[0] <= search.objective.min() * (1 + 1e-9):
             best = polished.theta[0]
+    same = _same_fit(search.theta, best, data)
+    return (least_absolute(best, problem) if lad else best), same
+
+
+def _same_fit(optima: Array, best: Array, data: ScaledPoints) -> Rows:
+    """Which optima [R, 5] give the fitted losses of the best one."""
     reference = fitted(best, data.x, data.y, log=True)[0]
-    distance = np.abs(fitted(search.theta, data.x, data.y, log=True)[0] - reference).max(axis=-1)
-    equal = search.objective <= least * (1 + SAME_OBJECTIVE)
-    return Optimum(
-        theta=least_absolute(best, problem) if lad else best,
-        reached=np.asarray(equal | (distance < SAME_FIT)),
-        spread=float(distance[equal].max()),
-    )
-
-
-def search_warnings(agreeing: int, starts: int, spread: float) -> list[str]:
-    """What the starts say about the optimum."""
-    found = []
-    if agreeing < 0.5 * starts:
-        found.append(f"only {agreeing} of {starts} starts reach the best optimum: there are others nearby")
-    if spread > NOT_UNIQUE:
-        found.append(f"not unique: fits with the same objective differ by up to {spread:.2%} in the loss")
-    return found
+    distance = np.abs(fitted(optima, data.x, data.y, log=True)[0] - reference).max(axis=-1)
+    return np.asarray(distance < SAME_FIT)
 
 
 def reported_objective(theta: Array, data: ScaledPoints, objective: Objective) -> float:

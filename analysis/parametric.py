@@ -29,7 +29,6 @@ from analysis.multistart import (
     percentile_intervals,
     reported_objective,
     scale_points,
-    search_warnings,
     standard_errors,
     value_range,
 )
@@ -48,8 +47,8 @@ class ParametricFit:
 
     `objective_value` is a sum over points: of (L_fit - L)^2 for least-squares; with r = ln L_fit - ln L, of
     r^2 for log-least-squares, |r| for lad, and Huber's penalty (r^2 / 2 within delta) for huber.
-    `starts_agreeing` of the random `starts` ended at the best optimum: equal objective or equal fitted
-    losses. Intervals are 95 % expanded percentile intervals of a bootstrap, None without one.
+    `starts_agreeing` of the random `starts` ended at the best optimum: all fitted losses equal within 1e-6.
+    Intervals are 95 % expanded percentile intervals of a bootstrap, None without one.
     """
 
     E: float
@@ -141,8 +140,8 @@ def fit_parametric(
     data = scale_points(*_checked(N, D, L))
     guesses = random_starts(starts, data.x, data.y, data.loss, seed)
     guesses = np.vstack([projected_start(data.x, data.y, data.loss, chosen.log), guesses])
-    optimum = best_optimum(guesses, data, chosen)
-    best, agreeing = optimum.theta, int(optimum.reached[1:].sum())  # the first start is the projection
+    best, same = best_optimum(guesses, data, chosen)
+    agreeing = int(same[1:].sum())
     misfit_log = fitted(best, data.x, data.y, log=True)[0] - np.log(data.loss)
     E, A, B, alpha, beta = map(float, data.parameters(best))
     result = ParametricFit(
@@ -159,7 +158,7 @@ def fit_parametric(
         residual_sd_log=float(np.sqrt(np.sum(misfit_log**2) / (data.x.size - len(PARAMETERS)))),
         n_range=value_range(data.x + data.log_n),
         d_range=value_range(data.y + data.log_d),
-        warnings=(*_warnings(best, E), *search_warnings(agreeing, starts, optimum.spread)),
+        warnings=_warnings(best, E, agreeing, starts),
     )
     if not bootstrap:
         return result
@@ -188,16 +187,18 @@ def _checked(N: ArrayLike, D: ArrayLike, L: ArrayLike) -> tuple[Array, Array, Ar
     return n, d, loss
 
 
-def _warnings(theta: Array, E: float) -> list[str]:
+def _warnings(theta: Array, E: float, agreeing: int, starts: int) -> tuple[str, ...]:
     found = []
     if E == 0:
         found.append("E is at its bound 0: these data show no floor")
     for variable, name, log_term, exponent in (("N", "alpha", *theta[:2]), ("D", "beta", *theta[2:4])):
         if exponent <= LOWEST_EXPONENT or log_term < NEGLIGIBLE_LOG_TERM:
             found.append(f"the loss does not fall with {variable}: {name} is not identified")
-        elif exponent >= 0.999 * LARGEST_EXPONENT:
+        elif exponent >= LARGEST_EXPONENT:
             found.append(f"{name} is at its bound {LARGEST_EXPONENT:g}: not identified")
-    return found
+    if agreeing < 0.5 * starts:
+        found.append(f"only {agreeing} of {starts} starts reach the best optimum: there are others nearby")
+    return tuple(found)
 
 
 def _with_intervals(result: ParametricFit, draws: Array, method: str) -> ParametricFit:

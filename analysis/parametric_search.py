@@ -18,8 +18,6 @@ from analysis.arrays import Array
 
 CAUTIOUS_ITERATIONS = 40  # far from the optimum reweighted Gauss-Newton steps are safe; then Newton is fast
 MAX_ITERATIONS = 400
-DELTA_FACTORS = (300.0, 100.0, 30.0, 10.0, 5.0, 2.5, 1.6, 1.25)
-ITERATIONS_PER_DELTA = 40
 LARGEST_EXPONENT = 5.0  # alpha and beta are kept in [0, 5]; published laws have 0.03 to 0.5
 LOWEST_LOG_TERM = -60.0  # a term below e^-60 of the loss is zero in double precision
 _LOWER = np.array([LOWEST_LOG_TERM, 0.0, LOWEST_LOG_TERM, 0.0, LOWEST_LOG_TERM])
@@ -107,10 +105,8 @@ def derivatives(theta: Array, problem: Problem, reweighted: bool) -> tuple[Array
     jacobian = np.moveaxis(jacobian, 0, -2)  # [R, 5, P]
     gradient = (jacobian @ slope[..., None])[..., 0]
     if reweighted:
-        size = np.abs(residual)
-        curvature = problem.weight * np.where(
-            size <= problem.delta, 1.0, problem.delta / np.fmax(size, 1e-300)
-        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            curvature = problem.weight * np.where(residual == 0, 1.0, clipped / residual)
         return gradient, _outer_sum(jacobian, curvature)
     inside = problem.weight * (np.abs(residual) <= problem.delta)
     hessian = _outer_sum(jacobian, inside - slope if problem.log else inside)
@@ -126,32 +122,10 @@ def _outer_sum(jacobian: Array, weight: Array) -> Array:
 
 
 def minimise(start: Array, problem: Problem, cautious: int = CAUTIOUS_ITERATIONS) -> Search:
-    """Minimise from every row of `start` [R, 5] at once.
+    """Damped Newton iterations from every row of `start` [R, 5] at once; rows stop on their own.
 
-    The first `cautious` iterations use the reweighted curvature. Where most residuals are far beyond Huber's
-    delta the exact Hessian says little; rows that fail there go through larger deltas, shrinking to the given
-    one.
-    """
-    search = _descend(start, problem, cautious, MAX_ITERATIONS)
-    failed = np.flatnonzero(~search.converged & np.isfinite(search.objective))
-    if np.isinf(problem.delta) or failed.size == 0:
-        return search
-    part, theta = problem.rows(failed), search.theta[failed]
-    for factor in DELTA_FACTORS:
-        theta = _descend(theta, replace(part, delta=factor * problem.delta), 0, ITERATIONS_PER_DELTA).theta
-    again = _descend(theta, part, 0, MAX_ITERATIONS)
-    better = again.objective <= search.objective[failed]
-    rows = failed[better]
-    search.theta[rows], search.objective[rows] = again.theta[better], again.objective[better]
-    search.converged[rows] = again.converged[better]
-    return search
-
-
-def _descend(start: Array, problem: Problem, cautious: int, iterations: int) -> Search:
-    """Damped Newton iterations; rows stop on their own.
-
-    A row has converged when the quadratic model promises less than 1e-15 of the objective (or of its
-    rounding).
+    The first `cautious` iterations use the reweighted curvature. A row has converged when the quadratic model
+    promises less than 1e-15 of the objective (or of its rounding).
     """
     theta = np.clip(start, _LOWER, _UPPER)
     objective = objective_value(theta, problem)
@@ -159,7 +133,7 @@ def _descend(start: Array, problem: Problem, cautious: int, iterations: int) -> 
     converged = np.zeros(len(theta), dtype=bool)
     active = np.flatnonzero(np.isfinite(objective))
     noise = 1e-30 * problem.x.size
-    for iteration in range(iterations):
+    for iteration in range(MAX_ITERATIONS):
         if active.size == 0:
             break
         part = problem.rows(active)
@@ -174,7 +148,7 @@ def _descend(start: Array, problem: Problem, cautious: int, iterations: int) -> 
         objective[active[better]] = value[better]
         damping[active] = np.clip(damping[active] * np.where(better, 0.2, 6.0), 1e-14, 1e12)
         stuck = ~better & (damping[active] > 1e8)
-        converged[active] = done
+        converged[active] = done | stuck
         active = active[~(done | stuck)]
     return Search(theta, objective, converged)
 
