@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis import style
 from analysis.compare import Multiplier
+from analysis.published import NAMES
 from analysis.published_fits import (
     BASELINE,
     CONVENTIONS,
@@ -29,12 +30,6 @@ from analysis.published_fits import (
     curve_multiplier,
 )
 
-NAMES = {
-    "prenorm": "PreNorm",
-    "attnres_block": "Block AttnRes",
-    "attnres_full": "Full AttnRes",
-    "mhc_lite": "mHC-lite",
-}
 DRAWN = (BASELINE, "attnres_block", "attnres_full")  # the curves of Figure 4
 DASHES = (0, (4, 2.5))
 LOOKS = {name: style.look(index) for index, name in enumerate((BASELINE, *RULES))}
@@ -247,7 +242,7 @@ def block_size(published: Published) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [str(v) for v in x])
     axes.minorticks_off()
-    axes.set_xlim(0.8, 40)
+    axes.set_xlim(0.72, 40)
     axes.set_ylim(1.7325, 1.7705)
     axes.set_xlabel("layers in a depth block (1 is Full AttnRes, 32 is one block)")
     axes.set_ylabel("validation loss (nats per token)")

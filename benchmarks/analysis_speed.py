@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +72,10 @@ def isoflop_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def main() -> None:
     N, D, L = models()
-    rows = [
-        (f"parametric, {objective}, {POINTS} points x {STARTS} starts",)
-        + seconds(
-            lambda objective=objective: fit_parametric(N, D, L, objective, starts=STARTS),
-            3,  # type: ignore[misc]
-        )
-        for objective in ("huber:1e-3", "least-squares", "log-least-squares", "lad")
-    ]
+    rows = []
+    for objective in ("huber:1e-3", "least-squares", "log-least-squares", "lad"):
+        name = f"parametric, {objective}, {POINTS} points x {STARTS} starts"
+        rows.append((name, *seconds(partial(fit_parametric, N, D, L, objective, starts=STARTS), 3)))
     rows.append(
         (f"the same, huber:1e-3, and {DRAWS} bootstrap draws",)
         + seconds(lambda: fit_parametric(N, D, L, "huber:1e-3", starts=STARTS, bootstrap=DRAWS), 3)
