@@ -16,29 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from attnres.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class RuleSpec:
-    """Base of all rules' options. `layers` below is L, the number of sublayers; `width` is d."""
-
-    rule: ClassVar[str]
-
-    def check(self, layers: int, width: int) -> None:
-        """Raise ConfigError (field `residual.<option>`) if these options do not fit a model of this shape."""
-
-    def label(self) -> str:
-        """Short name for tables and plots, unique among differently configured rules of a study."""
-        return self.rule
-
-    def parameters(self, layers: int, width: int) -> int:
-        """Number of parameters that the rule adds."""
-        return 0
-
-    def flops_per_token(self, layers: int, width: int) -> int:
-        """FLOPs of the rule's own work in one forward pass, per token (a multiply-add is two)."""
-        raise NotImplementedError
+from attnres.residual.rule_spec import RuleSpec, check_blocks, sublayers_per_block
 
 
 @dataclass(frozen=True)
@@ -107,24 +85,10 @@ class AttnResBlock(AttnRes):
     block_size: int | None
 
     def check(self, layers: int, width: int) -> None:
-        if self.num_blocks is not None and self.block_size is not None:
-            why = f"and residual.block_size={self.block_size} are both given; set one of them to null"
-            raise ConfigError("residual.num_blocks", self.num_blocks, why)
-        if self.num_blocks is None and self.block_size is None:
-            raise ConfigError("residual.num_blocks", None, "give num_blocks, or block_size in sublayers")
-        for name in ("num_blocks", "block_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"residual.{name}", value, "must be at least 1")
-            if value is not None and value > layers:
-                why = f"is more than the model's {layers} sublayers (2 x model.depth={layers // 2})"
-                raise ConfigError(f"residual.{name}", value, why)
+        check_blocks(self.num_blocks, self.block_size, layers)
 
     def resolved_block_size(self, layers: int) -> int:
-        if self.block_size is not None:
-            return self.block_size
-        assert self.num_blocks is not None
-        return -(-layers // self.num_blocks)
+        return sublayers_per_block(self.num_blocks, self.block_size, layers)
 
     def label(self) -> str:
         return (
