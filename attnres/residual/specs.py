@@ -16,7 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from attnres.residual.multi_stream_specs import MHC, HyperConnections, MHCLite
+from attnres.residual.rms_block_spec import RMSBlock
 from attnres.residual.rule_spec import RuleSpec, check_blocks, sublayers_per_block
+from attnres.residual.single_stream_specs import DenseFormer, Highway, LayerScale, ReZero, X0Lambdas
 
 
 @dataclass(frozen=True)
@@ -98,4 +101,18 @@ class AttnResBlock(AttnRes):
         )
 
 
-SPECS: Mapping[str, type[RuleSpec]] = {spec.rule: spec for spec in (PreNorm, AttnResFull, AttnResBlock)}
+_ALL: tuple[type[RuleSpec], ...] = (
+    PreNorm,
+    AttnResFull,
+    AttnResBlock,
+    RMSBlock,
+    DenseFormer,
+    HyperConnections,
+    MHC,
+    MHCLite,
+    ReZero,
+    LayerScale,
+    Highway,
+    X0Lambdas,
+)
+SPECS: Mapping[str, type[RuleSpec]] = {spec.rule: spec for spec in _ALL}
