@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from analysis import style
 from analysis.figures_data import cell_summary
 from analysis.laws import SharedExponentFit
-from analysis.load import StudyData
 from analysis.results import RuleResult, StudyResult
+from analysis.study_data import StudyData
 
 METRICS_FILE = "metrics.jsonl"
 REFERENCE_MULTIPLIERS = (1.0, 1.25, 4 / 3)

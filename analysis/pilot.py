@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 from scipy.special import chdtri
 
+from analysis.gate import StudyError
 from analysis.laws import fit_shared_exponent
-from analysis.load import StudyError, read_plan, record_row
+from analysis.load import read_plan
 from analysis.power import SizeCost
+from analysis.rows import record_row
 from attnres.record import RECORD_FILE, read_record
 
 MIN_SIZES_FOR_ALPHA = 3

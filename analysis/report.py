@@ -16,11 +16,13 @@ import scipy
 
 from analysis.claims import parse_claims
 from analysis.compare import DEFAULT_CONFIDENCE
-from analysis.load import ALLOWABLE, StudyData, load_study
+from analysis.gate import ALLOWABLE
+from analysis.load import load_study
 from analysis.markdown import render
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.serialise import to_json, write_json, write_tables
 from analysis.settings import ABSENT
+from analysis.study_data import StudyData
 from analysis.table_source import load_table
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN

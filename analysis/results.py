@@ -25,6 +25,7 @@ from analysis.checks import (
 )
 from analysis.claims import Claim, Judgement, all_claims, judge, merge_equal, why_not_judged, why_too_small
 from analysis.compare import DEFAULT_CONFIDENCE, Multiplier, paired_multiplier
+from analysis.gate import StudyError
 from analysis.laws import (
     FitError,
     FloorFit,
@@ -36,9 +37,9 @@ from analysis.laws import (
     fit_shared_exponent,
     size_means,
 )
-from analysis.load import StudyData, StudyError
 from analysis.sensitivity import SensitivityRow, sensitivity
 from analysis.settings import why_times_differ
+from analysis.study_data import StudyData
 
 DEFAULT_DRAWS = 2000
 REASON_LENGTH = 75  # characters of a reason in the verdict line, which is to fit two lines of a terminal

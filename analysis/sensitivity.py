@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.compare import DEFAULT_CONFIDENCE, paired_multiplier
 from analysis.laws import FitError, SizeMeans, size_means
-from analysis.load import LEARNING_RATE
+from analysis.rows import LEARNING_RATE
 
 FLOOR_FRACTIONS = (0.0, 0.25, 0.5, 0.75)  # of the lowest loss in the table
 SHARED, OWN_BEST = "shared", "own best"

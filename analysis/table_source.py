@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load import StudyData, check_losses, check_sizes, rules_of
+from analysis.gate import check_losses, check_sizes, rules_of
+from analysis.study_data import StudyData
 from attnres.errors import ConfigError, DataError
 
 CONVENTION = "as_given"
@@ -50,8 +51,8 @@ def load_table(path: Path, columns: str, baseline: str, folder: Path) -> StudyDa
     table = _tidy(values)
     rules = rules_of(table, baseline)
     study = path.stem
-    check_losses(table, study)
-    check_sizes(table, study)
+    check_losses(table, f"study={study}")
+    check_sizes(table, f"study={study}")
     repeated = table[table.duplicated(["size", "rule", "seed"])]
     if len(repeated):
         raise DataError(f"source={path}: two rows for {repeated['trial'].iloc[0]}; map seed=COLUMN")

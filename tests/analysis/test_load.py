@@ -306,3 +306,32 @@ def test_learning_rates_in_the_sensitivity_table(tmp_path: Path) -> None:
     assert found["own best"] == pytest.approx(1.25, rel=0.03)
     assert found["shared"] == pytest.approx(1.25 / worth, rel=0.03)
     assert found["all at 0.006"] == pytest.approx(1.25 * worth, rel=0.03)
+
+
+def test_torn_records_are_let_pass_by_that_word_alone(tmp_path: Path) -> None:
+    path = record_of(make(tmp_path), "size1", "prenorm", 1)
+    path.write_text(path.read_text()[:100])
+    data = load_study(tmp_path, "s", allow=["torn"])
+    assert len(data.table) == 15
+    assert [line.partition(":")[0] for line in data.let_pass] == ["torn"]
+    record_of(tmp_path / "s", "size2", "prenorm").unlink()
+    with pytest.raises(UserError, match=r"1 of 16 trials have no record: size2-prenorm-s0"):
+        load_study(tmp_path, "s", allow=["torn"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan.update(trials=[1, 2]), "trials: 1: each must be an object"),
+        (lambda plan: plan["trials"][0].update(id=["a"]), r"trials: id=\['a'\]: is of the wrong type"),
+        (lambda plan: plan["trials"][0].update(seed=True), "trials: seed=True: is of the wrong type"),
+        (lambda plan: plan["trials"][0].update(axes="x"), "trials: axes='x': is of the wrong type"),
+        (lambda plan: plan.update(baseline=["prenorm"]), "needs a baseline and a list of trials"),
+        (lambda plan: plan.update(claims={"a": 1}), "claims=.*: is of the wrong type"),
+        (lambda plan: plan.update(claims=[1]), "claims=1: each needs a name"),
+        (lambda plan: plan.update(too_small=[1]), "too_small=.*: is of the wrong type"),
+    ],
+)
+def test_a_plan_malformed_by_hand(tmp_path: Path, change: Edit, message: str) -> None:
+    edit(make(tmp_path) / "study.json", change)
+    assert re.search(message, refusal(tmp_path))

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.load import StudyError
+from analysis.gate import StudyError
 from analysis.pilot import estimate_pilot
 from analysis.power import RIVAL, SizeCost, format_plan, main, plan_power, standard_error, t_power
 from analysis.simulate import main as simulate_study

@@ -1,0 +1,153 @@
+"""A plan and its records -> StudyData, checked; wherever they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.claims import Claim, study_claims
+from analysis.gate import Gate, check_losses, check_sizes, rules_of
+from analysis.rows import axis_columns, record_row, select, tuned_rows
+from analysis.settings import differing_settings, mixed_software
+from attnres.counts import CONVENTIONS
+from attnres.errors import ConfigError
+
+Curve = tuple[list[float], list[float]]  # training tokens, training losses
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """A study's records, checked. `table` has one row per compared trial, with the columns of `record_row`.
+
+    `tuned` also has the trials with another learning rate, where the study has several, on the same data.
+    """
+
+    name: str
+    folder: Path
+    description: str
+    purpose: str
+    baseline: str
+    rules: tuple[str, ...]  # in the plan's order, the baseline first
+    claims: tuple[Claim, ...]
+    too_small: bool | str
+    convention: str
+    conventions: Mapping[str, str]  # all that the table has, with what they count
+    table: pd.DataFrame
+    tuned: pd.DataFrame
+    where: Mapping[str, str]
+    allowed: tuple[str, ...]  # as given
+    let_pass: tuple[str, ...]  # what was in fact let pass, by name
+    notes: tuple[str, ...]
+    overrides: tuple[str, ...] = ()  # that the study was launched with, after its own
+    curves: Mapping[str, Curve] | None = None  # by trial id; None: from metrics.jsonl in the trials' folders
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a source holds: the plan (as study.json), records by trial id, and the rest.
+
+    `absent` says why a planned trial has no record, where it is not just missing: torn or failed.
+    """
+
+    name: str
+    folder: Path  # below it the report is written
+    plan: Mapping[str, Any]
+    plan_place: str  # names the plan in messages
+    records: Mapping[str, Mapping[str, Any]]
+    absent: Mapping[str, str]
+    notes: Sequence[str]
+    curves: Mapping[str, Curve] | None = None
+
+
+def check_convention(convention: str) -> None:
+    if convention not in CONVENTIONS:
+        raise ConfigError("convention", convention, f"one of {', '.join(CONVENTIONS)}")
+
+
+def build_study(
+    found: Found, gate: Gate, convention: str, where: Mapping[str, str], baseline: str | None
+) -> StudyData:
+    """Check what was found. Raises UserError with one line that names what stands in the way."""
+    plan, records = found.plan, found.records
+    rows = [
+        record_row(trial, records.get(trial["id"]), convention, found.absent.get(trial["id"], "missing"))
+        for trial in plan["trials"]
+    ]
+    every = pd.DataFrame(rows)
+    chosen = select(every, where, gate.source)
+    rules = rules_of(chosen, baseline or plan["baseline"])
+    usable = _usable(chosen, rules, gate)
+    _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
+    _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
+    check_losses(usable, gate.source)
+    check_sizes(usable, gate.source)
+    tuned = tuned_rows(every, usable, where, gate.source)
+    _check_settings(tuned, records, gate)
+    return StudyData(
+        name=found.name,
+        folder=found.folder,
+        description=str(plan.get("description") or ""),
+        purpose=str(plan.get("purpose") or ""),
+        baseline=rules[0],
+        rules=rules,
+        claims=tuple(study_claims(plan.get("claims") or [], found.plan_place)),
+        too_small=plan.get("too_small") or False,
+        convention=convention,
+        conventions=CONVENTIONS,
+        table=usable.reset_index(drop=True),
+        tuned=tuned,
+        where=dict(where),
+        allowed=gate.allow,
+        let_pass=tuple(gate.let_pass),
+        notes=(*found.notes, *mixed_software(tuned)),
+        overrides=tuple(plan.get("overrides") or ()),
+        curves=found.curves,
+    )
+
+
+def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate) -> pd.DataFrame:
+    """Rows with a final loss; every other trial or empty cell of the grid goes through the gate."""
+    missing = list(chosen.loc[chosen["status"] == "missing", "trial"])
+    planned = set(chosen[["size", "rule", "seed"]].itertuples(index=False, name=None))
+    seeds_by_size = chosen.groupby("size", sort=False)["seed"].unique()
+    for size, seeds in seeds_by_size.items():
+        cells = [(size, rule, seed) for rule in rules for seed in seeds]
+        missing += [
+            f"{size} {rule} seed {seed}" for _, rule, seed in cells if (size, rule, seed) not in planned
+        ]
+    gate.check("missing", missing, f"{len(missing)} of {len(chosen)} trials have no record")
+    keep = ["finished"]
+    for status, has in (
+        ("failed", "failed"),
+        ("diverged", "diverged"),
+        ("unfinished", "ended before their schedule"),
+    ):
+        names = list(chosen.loc[chosen["status"] == status, "trial"])
+        gate.check(status, names, f"{len(names)} of {len(chosen)} trials {has}")
+    if "unfinished" in gate.allow:
+        keep.append("unfinished")
+    return chosen[chosen["status"].isin(keep)]
+
+
+def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: Gate) -> None:
+    groups = (
+        rows.groupby(column, dropna=False)["trial"]
+        .apply(list)
+        .sort_values(key=lambda names: -names.str.len())
+    )
+    if len(groups) <= 1:
+        return
+    parts = [f"{str(value)[:12]} in {len(names)}" for value, names in groups.items()]
+    minority = [name for names in groups.iloc[1:] for name in names]
+    gate.check(kind, minority, f"the {what} is not the same ({', '.join(parts)} trials), for example")
+
+
+def _check_settings(rows: pd.DataFrame, records: Mapping[str, Mapping[str, Any]], gate: Gate) -> None:
+    """Trials of one size differ in the rule, the seed and the declared axes only."""
+    axes = [column.removeprefix("axis:") for column in axis_columns(rows)]
+    for key, values, minority in differing_settings(rows, records, axes):
+        gate.check("mixed_settings", minority, f"{key} is not the same within a size ({values}), for example")
