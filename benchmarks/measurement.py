@@ -13,6 +13,8 @@ import torch
 Clock = Callable[[], float]
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 MINIMUM_SECONDS = 0.2  # of one measurement; quick steps are repeated within it
+SLOW = 2.5  # times the first contender: what needs so long is measured less often
+SLOW_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -20,23 +22,28 @@ class Timing:
     step_ms: float  # median
     spread_ms: float  # half the distance between the quartiles
     ratio: float  # median over rounds of this contender's time over the first one's in the same round
+    rounds: int
 
 
 def interleave(steps: Sequence[Callable[[], object]], rounds: int, clock: Clock, cuda: bool) -> list[Timing]:
     """Time every contender once a round, starting each round with another one, so that drift meets all alike.
 
-    A ratio compares two times of one round: what slows the machine for a while cancels.
+    A ratio compares two times of one round: what slows the machine for a while cancels. Contenders much
+    slower than the first one take part in the first few rounds only.
     """
-    counts = []
+    counts, limits, first = [], [], 0.0
     for step in steps:
         step()  # allocate, build kernels, create optimizer state
         seconds = _time(step, 1, clock, cuda)
+        first = first or seconds
         counts.append(max(1, round(MINIMUM_SECONDS / max(seconds, 1e-9))))
+        limits.append(min(rounds, SLOW_ROUNDS) if seconds > SLOW * first else rounds)
     times: list[list[float]] = [[] for _ in steps]
     for round_ in range(rounds):
         for offset in range(len(steps)):
             index = (round_ + offset) % len(steps)
-            times[index].append(_time(steps[index], counts[index], clock, cuda) / counts[index])
+            if round_ < limits[index]:
+                times[index].append(_time(steps[index], counts[index], clock, cuda) / counts[index])
     return [_summary(own, times[0]) for own in times]
 
 
@@ -53,21 +60,22 @@ def _time(step: Callable[[], object], count: int, clock: Clock, cuda: bool) -> f
 
 def _summary(seconds: Sequence[float], first: Sequence[float]) -> Timing:
     quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    ratio = statistics.median(own / other for own, other in zip(seconds, first, strict=True))
-    return Timing(1e3 * statistics.median(seconds), 1e3 * (quartiles[2] - quartiles[0]) / 2, ratio)
+    ratio = statistics.median(own / other for own, other in zip(seconds, first, strict=False))
+    spread = (quartiles[2] - quartiles[0]) / 2
+    return Timing(1e3 * statistics.median(seconds), 1e3 * spread, ratio, len(seconds))
 
 
 def peak_memory_bytes(build: Callable[[], Callable[[], object]], cuda: bool) -> int:
-    """Peak memory of three steps, model and optimizer included. Call it in a fresh process.
+    """Peak memory of two steps, model and optimizer included. Call it in a fresh process.
 
-    On a CPU: the peak of resident memory above what the process had before the model was built (interpreter,
-    torch). Linux only.
+    The second step has the optimizer's state. On a CPU: the peak of resident memory above what the process
+    had before the model was built (interpreter, torch). Linux only.
     """
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     before = _resident("VmRSS")
     step = build()
-    for _ in range(3):
+    for _ in range(2):
         step()
     return torch.cuda.max_memory_allocated() if cuda else _resident("VmHWM") - before
 

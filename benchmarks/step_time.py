@@ -22,8 +22,9 @@ from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from contenders import PEERS, RULES, Shape, absent, build, names  # noqa: E402
-from measurement import CLOCKS, interleave, peak_memory_bytes  # noqa: E402
+from measurement import CLOCKS, SLOW, SLOW_ROUNDS, interleave, peak_memory_bytes  # noqa: E402
 
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 SHAPES = [
     (256, 8, "float32"),
     (256, 8, "bfloat16"),
@@ -61,7 +62,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--no-memory", action="store_true", help="skip the fresh processes that measure memory"
     )
     parser.add_argument("--json", metavar="F", help="write the rows and the machine here")
-    parser.add_argument("--markdown", metavar="F", help="write the table here")
+    parser.add_argument(
+        "--markdown",
+        metavar="F",
+        help=f"write the table here; in a file with lines {BEGIN} and {END}, between them",
+    )
     parser.add_argument("--memory-of", nargs=2, metavar=("RULE", "IMPLEMENTATION"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if (arguments.width is None) != (arguments.depth is None):
@@ -118,6 +123,7 @@ def measure(shape: Shape, arguments: argparse.Namespace) -> list[dict[str, Any]]
             "depth": shape.depth,
             "dtype": shape.dtype,
             "threads": arguments.threads,
+            "rounds": timing.rounds,
             "step_ms": timing.step_ms,
             "spread_ms": timing.spread_ms,
             "ratio_to_prenorm": timing.ratio,
@@ -161,39 +167,54 @@ def machine(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+COLUMNS = (
+    "width, depth",
+    "type",
+    "rule",
+    "implementation",
+    "step, ms",
+    "spread",
+    "tokens/s",
+    "ratio to prenorm",
+    "memory ratio",
+)
+
+
 def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """The table of all rows, under a line that says where and how they were measured."""
     commit = f"{str(about['commit'])[:12]}{' with changes' if about['modified'] else ''}"
-    columns = (
-        "width, depth",
-        "type",
-        "rule",
-        "implementation",
-        "step, ms",
-        "spread",
-        "ratio to prenorm",
-        "memory ratio",
-    )
     lines = [
         f"{about['device']}, {about['threads']} of {about['cores']} cores, torch {about['torch']}; batch "
         f"{about['batch']} x {about['context']} tokens, {about['vocabulary']} words, {about['optimizer']}; "
-        f"median of {about['repeats']} interleaved rounds ({about['clock']} clock), load average "
-        f"{about['load_average']:.1f} at the start; commit {commit}.",
+        f"median of {about['repeats']} interleaved rounds ({about['clock']} clock; {SLOW_ROUNDS} for what "
+        f"takes {SLOW:g} times as long as prenorm), load average {about['load_average']:.1f} at the start; "
+        f"commit {commit}.",
         "",
-        f"| {' | '.join(columns)} |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
+        f"| {' | '.join(COLUMNS)} |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        *map(_line, rows),
     ]
-    for row in rows:
-        memory = row["peak_memory_ratio"]
-        lines.append(
-            f"| {row['width']}, {row['depth']} | {row['dtype']} | {row['rule']} | {row['implementation']} | "
-            f"{row['step_ms']:.1f} | {row['spread_ms']:.1f} | {row['ratio_to_prenorm']:.3f} | "
-            f"{'' if memory is None else f'{memory:.2f}'} |"
-        )
     reasons = sorted({str(absent(peer, row["width"])) for peer in PEERS for row in rows} - {"None"})
     if reasons:
         lines += ["", f"Not compared: {'; '.join(reasons)}."]
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    memory = row["peak_memory_ratio"]
+    return (
+        f"| {row['width']}, {row['depth']} | {row['dtype']} | {row['rule']} | {row['implementation']} | "
+        f"{row['step_ms']:.1f} | {row['spread_ms']:.1f} | {row['tokens_per_second']:,.0f} | "
+        f"{row['ratio_to_prenorm']:.3f} | {'' if memory is None else f'{memory:.2f}'} |"
+    )
+
+
+def _write_markdown(path: Path, table: str) -> None:
+    """The whole file, or what is between its two marks."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition(BEGIN) if path.exists() else ("", "", "")
+    _, end, after = rest.partition(END)
+    text = f"{before}{BEGIN}\n\n{table}\n\n{END}{after}" if mark and end else f"{table}\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -207,13 +228,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     about, rows = machine(arguments), []
     for shape in shapes(arguments):
         print(f"width {shape.width}, depth {shape.depth}, {shape.dtype} ...", file=sys.stderr, flush=True)
-        rows += measure(shape, arguments)
+        measured = measure(shape, arguments)
+        print(*map(_line, measured), sep="\n", file=sys.stderr, flush=True)
+        rows += measured
+        if arguments.json:  # after each shape: some take many minutes
+            text = json.dumps({"machine": about, "rows": rows}, indent=1)
+            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
     table = markdown(about, rows)
     print(table)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     if arguments.markdown:
-        Path(arguments.markdown).write_text(table + "\n")
+        _write_markdown(Path(arguments.markdown), table)
     return 0
 
 
