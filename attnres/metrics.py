@@ -47,6 +47,10 @@ class MetricsFile:
         """Rows that are not in the file because the disk refused them."""
         return len(self._pending)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, with those that the disk has not taken yet."""
+        return [*read_rows(self.path), *(json.loads(line) for line in self._pending)]
+
     def write(self, row: Mapping[str, Any]) -> None:
         self._pending.append(json.dumps(row, allow_nan=False) + "\n")
         self._flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -95,7 +96,10 @@ def _timing(state: RunState, tokens: int, attempt: StatusFile) -> dict[str, Any]
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B's tables show of a run."""
+    """What W&B's tables show of a run, and the whole record as JSON text.
+
+    As text because W&B would spread a nested value over some hundred columns, and may round long integers.
+    """
     validation = record["validation"] or {}
     return {
         "status": record["status"],
@@ -108,4 +112,5 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         "final_standard_error": validation.get("standard_error"),
         "final_bits_per_byte": validation.get("bits_per_byte"),
         "train_seconds": record["timing"]["train_seconds"],
+        "record": json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False),
     }

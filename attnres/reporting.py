@@ -100,7 +100,9 @@ class Reporter:
     ) -> None:
         self.view.close()
         summary, exit_code = self.outcome
-        self.tracking.finish(summary, error.exit_code if isinstance(error, Preempted) else exit_code)
+        if isinstance(error, Preempted):
+            summary, exit_code = {"status": "preempted"}, error.exit_code
+        self.tracking.finish(summary, exit_code)
 
     def _row(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         tokens = self.state.step * self.trial.batch_tokens

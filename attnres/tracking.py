@@ -7,21 +7,21 @@ the next trial of the process writes into the old run. Its client is imported on
 
 from __future__ import annotations
 
+import json
 import logging
-import netrc
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from attnres.config import to_mapping
 from attnres.errors import UserError
 from attnres.metrics import MetricsFile
 from attnres.notice import warn
 from attnres.trial import Trial
+from attnres.wandb_key import has_key, reason
 
 # WANDB_MODE as the user may write it -> what this project calls it. "dryrun" and "run" are W&B's old names.
 MODES = {
@@ -31,11 +31,12 @@ MODES = {
     "dryrun": "offline",
     "disabled": "disabled",
 }
-KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 IDENTITY_VARIABLES = ("WANDB_RUN_ID", "WANDB_NAME")
 FOLDER_VARIABLES = {"WANDB_CACHE_DIR": "cache", "WANDB_DATA_DIR": "data", "WANDB_CONFIG_DIR": "config"}
 SECONDS_BETWEEN_FLUSHES = 15.0  # W&B's own interval
 PROBE_BYTES = 256 * 1024  # a run file buffers 32 kB blocks; with less room than some of them, rows are lost
+STUDY_FILE = "study.json"  # what a launcher has written beside the trials' folders, if one has
+MOST_PLAN_CHARACTERS = 500_000  # W&B asks for values below a megabyte
 FINISH_TIMEOUT_SECONDS = 120.0  # an upload that hangs at the end must not hold up the next trial
 
 
@@ -44,19 +45,27 @@ class Tracking:
 
     def __init__(self, trial: Trial, folder: Path, attempt: int, resume: Mapping[str, Any] | None) -> None:
         self.metrics = MetricsFile(folder, resume)
+        self._folder = folder
+        self._steps = {row["step"] for row in self.metrics.rows()}  # of earlier attempts
         self._wandb = open_wandb(trial, folder, attempt)
 
     def log(self, row: Mapping[str, Any]) -> None:
         """One row, as `attnres.metrics` describes it."""
         self.metrics.write(row)
+        self._steps.add(row["step"])
         if self._wandb:
             self._wandb.log(row)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Close both. `summary` is what W&B shows of the run in tables; exit code 0 means finished."""
+        """Close both. `summary` is what W&B shows of the run in tables; exit code 0 means finished.
+
+        W&B is also told how many rows the history of all attempts has, and the study's plan: with them the
+        analysis can do without the folders.
+        """
         self.metrics.close()
         if self._wandb:
-            self._wandb.finish(summary, exit_code)
+            more = {"history_rows": len(self._steps), **study_plan(self._folder.parent)}
+            self._wandb.finish({**summary, **more}, exit_code)
 
 
 class WandbRun:
@@ -97,7 +106,7 @@ class WandbRun:
 
     def _give_up(self, error: Exception) -> None:
         self._run = None
-        warn(f"W&B: {_reason(error)}: its run ends here; metrics.jsonl and record.json go on")
+        warn(f"W&B: {reason(error)}: its run ends here; metrics.jsonl and record.json go on")
         tear_down()
 
 
@@ -120,7 +129,7 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
                 return _init(trial, folder, attempt, tried)
         except Exception as error:
             otherwise = "writing offline files instead" if tried == "online" else "going on without W&B"
-            warn(f"W&B ({tried}): {_reason(error)}: {otherwise}")
+            warn(f"W&B ({tried}): {reason(error)}: {otherwise}")
             tear_down()
     return None
 
@@ -133,20 +142,6 @@ def choose_mode(configured: str) -> str:
     if wanted not in MODES:
         raise UserError(f"WANDB_MODE={wanted}: one of {', '.join(MODES)}")
     return MODES[wanted]
-
-
-def has_key() -> bool:
-    """Whether W&B would find credentials without asking: in the environment or in the netrc file."""
-    if any(os.environ.get(name) for name in KEY_VARIABLES):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
-        try:
-            if path and netrc.netrc(os.path.expanduser(path)).authenticators(host):
-                return True
-        except (OSError, netrc.NetrcParseError):  # absent or unreadable: no key there
-            continue
-    return False
 
 
 def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
@@ -188,7 +183,12 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
         id=run_id,
         name=trial.name,
         resume="allow" if mode == "online" else None,
-        config={**to_mapping(config), "trial_id": trial.id, "attempt": attempt},
+        config={
+            **to_mapping(config),
+            "trial_id": trial.id,
+            "attempt": attempt,
+            "rule": config.residual.label(),
+        },
         settings=wandb.Settings(**{key: value for key, value in settings.items() if key in known}),
         reinit="finish_previous",
         **arguments,
@@ -196,6 +196,19 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     return WandbRun(run, root / "wandb")
+
+
+def study_plan(study_folder: Path) -> dict[str, str]:
+    """`study_plan`: the text of study.json without its blanks, where there is one and W&B can take it."""
+    try:
+        plan = json.loads((study_folder / STUDY_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        warn(f"W&B: {study_folder / STUDY_FILE}: {reason(error)}: the run goes without the study's plan")
+        return {}
+    text = json.dumps(plan, separators=(",", ":"))
+    return {"study_plan": text} if len(text) <= MOST_PLAN_CHARACTERS else {}
 
 
 def probe(folder: Path) -> None:
@@ -219,15 +232,6 @@ def tear_down() -> None:
             wandb.teardown(exit_code=1)
     except Exception:  # it is gone already, which is why we are here; a warning has been printed
         return
-
-
-def _reason(error: Exception) -> str:
-    """One line, without whatever secrets a client may put into its messages."""
-    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-    for name in KEY_VARIABLES:
-        if secret := os.environ.get(name):
-            text = text.replace(secret, "***")
-    return text[:200]
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from tiny_trial import tiny_overrides, tiny_trial
 from attnres.errors import UserError
 from attnres.metrics import METRICS_FILE, read_rows
 from attnres.record import read_record
-from attnres.tracking import choose_mode, has_key, open_wandb
+from attnres.tracking import choose_mode, open_wandb
 from attnres.train import train
+from attnres.wandb_key import has_key
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,8 +81,9 @@ def test_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not has_key()
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert has_key()
+    for host in ("api.wandb.ai", "api.forge.coreweave.com"):  # as clients of different versions write it
+        (tmp_path / "home" / ".netrc").write_text(f"machine {host} login user password secret\n")
+        assert has_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert not has_key()
     monkeypatch.setenv("WANDB_API_KEY", "secret")
