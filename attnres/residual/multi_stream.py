@@ -157,19 +157,22 @@ class _Constrained(_Streams):
         """b_res at start [K]: H_res is nearly the identity."""
 
 
-def sinkhorn(logits_NN: Tensor, steps: int) -> Tensor:
-    """exp(logits) of shape [.., N, N], its columns and then its rows divided by their sums, `steps` times.
+def sinkhorn(logits_BTNN: Tensor, steps: int) -> Tensor:
+    """exp(logits), its columns and then its rows divided by their sums, `steps` times (2512.24880).
 
-    Rows end exact, columns as near as the steps bring them. Only the factors of
-    rows and columns are iterated: the same numbers, with N instead of N^2 per step for the backward pass.
+    Rows end exact, columns as near as the steps bring them. Only a factor per row and column is iterated: the
+    same numbers, with N instead of N^2 per step for the backward pass. Positions are the last axis meanwhile:
+    measured twice as fast on a CPU as sums over a last axis of four. In float32 a row 100 below all others
+    has no sum left to divide by.
     """
+    logits_NNP = logits_BTNN.flatten(0, -3).permute(1, 2, 0).contiguous()
     # A factor per column is what the first division takes away: no exponential overflows.
-    matrix_NN = torch.exp(logits_NN - logits_NN.amax(-2, keepdim=True).detach())
-    row_N1 = torch.ones_like(matrix_NN[..., :1])
+    matrix_NNP = torch.exp(logits_NNP - logits_NNP.amax(0, keepdim=True).detach())
+    row_N1P = torch.ones_like(matrix_NNP[:, :1])
     for _ in range(steps):
-        column_1N = 1 / (row_N1.transpose(-1, -2) @ matrix_NN)
-        row_N1 = 1 / (matrix_NN @ column_1N.transpose(-1, -2))
-    return row_N1 * matrix_NN * column_1N
+        column_1NP = 1 / (row_N1P * matrix_NNP).sum(0, keepdim=True)
+        row_N1P = 1 / (matrix_NNP * column_1NP).sum(1, keepdim=True)
+    return (row_N1P * matrix_NNP * column_1NP).permute(2, 0, 1).reshape(logits_BTNN.shape)
 
 
 class MHC(_Constrained):
