@@ -17,7 +17,7 @@ from analysis import style
 from analysis.figures_data import cell_summary
 from analysis.laws import SharedExponentFit
 from analysis.results import RuleResult, StudyResult
-from analysis.study_data import StudyData
+from analysis.study_data import Curve, StudyData
 
 METRICS_FILE = "metrics.jsonl"
 REFERENCE_MULTIPLIERS = (1.0, 1.25, 4 / 3)
@@ -288,7 +288,7 @@ def _curves(axes: Axes, rows: pd.DataFrame, data: StudyData, size: str) -> None:
         look = style.look(index)
         named = False
         for _, row in rows[rows["rule"] == rule].iterrows():
-            tokens, loss = smooth(*read_curve(data.folder / str(row["id"]) / METRICS_FILE))
+            tokens, loss = smooth(*curve_of(data, str(row["id"])))
             label = short(rule) if not named else None
             named = True
             axes.plot(tokens, loss, color=look["color"], linewidth=0.8, alpha=0.75, label=label)
@@ -307,6 +307,13 @@ def smooth(tokens: list[float], loss: list[float]) -> tuple[list[float], list[fl
     kernel = np.full(window, 1 / window)
     means = [np.convolve(values, kernel, "valid").tolist() if values else [] for values in (tokens, loss)]
     return means[0], means[1]
+
+
+def curve_of(data: StudyData, trial: str) -> Curve:
+    """Tokens and training losses of a trial, empty where they are not known."""
+    if data.curves is not None:
+        return data.curves.get(trial, ([], []))
+    return read_curve(data.folder / trial / METRICS_FILE)
 
 
 def read_curve(path: Path) -> tuple[list[float], list[float]]:
@@ -334,9 +341,7 @@ def draw_all(result: StudyResult, folder: Path) -> list[Path]:
             ("loss_against_compute", loss_against_compute(result)),
             ("size_gaps", size_gaps(result)),
         ]
-        if any(
-            (result.data.folder / str(trial) / METRICS_FILE).is_file() for trial in result.data.table["id"]
-        ):
+        if any(curve_of(result.data, str(trial))[0] for trial in result.data.table["id"]):
             drawings.append(("training_curves", training_curves(result.data)))
         for name, figure in drawings:
             paths += style.save(figure, folder, name)

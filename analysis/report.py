@@ -24,6 +24,7 @@ from analysis.serialise import to_json, write_json, write_tables
 from analysis.settings import ABSENT
 from analysis.study_data import StudyData
 from analysis.table_source import load_table
+from analysis.wandb_source import PREFIX, load_wandb
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.counts import CONVENTIONS
@@ -32,9 +33,22 @@ from attnres.record import write_text_atomic
 
 REPORT_FOLDER = "report"
 KEYS = ("study", "runs_dir", "baseline", "convention", "where", "claims", "confidence", "draws")
+WANDB_KEYS = (
+    "source",
+    "study",
+    "group",
+    "baseline",
+    "convention",
+    "where",
+    "out",
+    "claims",
+    "confidence",
+    "draws",
+)
 TABLE_KEYS = ("source", "columns", "baseline", "out", "claims", "confidence", "draws")
 USAGE = f"""
 python -m analysis.report study=NAME [key=value ...] [--allow KIND,...] [--no-figures]
+python -m analysis.report source=wandb:PROJECT-OR-FOLDER [key=value ...] [--allow KIND,...] [--no-figures]
 python -m analysis.report source=TABLE.csv columns=... baseline=RULE [key=value ...]
 
 Reads runs_dir/NAME/study.json and the records beside it (no torch) and writes runs_dir/NAME/report/:
@@ -48,11 +62,16 @@ report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG.
   confidence=0.95      of the intervals
   draws=2000           of the bootstrap
 
-source=TABLE.csv takes a table of finished runs, one row per run, instead of records:
-  columns=size=SIZE,rule=RULE,loss=VAL_LOSS,compute=FLOP   its columns; COLUMN*NUMBER scales one. For compute
-  also
-                       N=...,D=... (6 N D); seed, seconds (of training) and standard_error where the table
-                       has them
+source=wandb:entity/project reads the runs of a W&B project, source=wandb:FOLDER the offline runs in a folder,
+at any depth; all that was planned, recorded and logged comes from the runs. Keys as above, and:
+  study=NAME           runs trained for this study; needed where there are several
+  group=NAME           runs of this W&B group
+  out=FOLDER           writes FOLDER/report/ [NAME-wandb]
+
+source=TABLE.csv takes a table of finished runs, one row per run:
+  columns=size=SIZE,rule=RULE,loss=VAL_LOSS,compute=FLOP
+                       its columns; COLUMN*NUMBER scales one. For compute also N=...,D=... (6 N D); seed,
+                       seconds (of training) and standard_error where the table has them
   out=FOLDER           writes FOLDER/report/ [the file's name without .csv]
 
 --allow lets pass, and the report says so:
@@ -63,6 +82,8 @@ EXAMPLES = (
     "python -m analysis.report study=scaling_law convention=6nd claims=1.2",
     'python -m analysis.report study=rates where="optim.learning_rate=0.004"',
     "python -m analysis.report study=scaling_law --allow missing,diverged",
+    "python -m analysis.report source=wandb:my-team/attnres study=scaling_law",
+    "python -m analysis.report source=wandb:runs/scaling_law",
     "python -m analysis.report source=runs.csv columns=rule=method,compute=pf_days*8.64e19 baseline=prenorm",
 )
 
@@ -91,11 +112,22 @@ def main(argv: list[str]) -> int:
 
 
 def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:
-    """Records of a study, or a CSV table."""
+    """Records of a study, W&B runs, or a CSV table."""
+    if options.get("source", "").startswith(PREFIX):
+        return load_wandb(
+            options["source"],
+            study=options.get("study"),
+            group=options.get("group"),
+            out=Path(options["out"]) if "out" in options else None,
+            convention=options.get("convention", "total"),
+            where=parse_where(options.get("where", "")),
+            allow=allow,
+            baseline=options.get("baseline"),
+        )
     if "source" in options:
         path = Path(options["source"])
         if not options["source"]:
-            raise ConfigError("source", "", "name a CSV table")
+            raise ConfigError("source", "", "name a CSV table, or wandb:entity/project, or wandb:FOLDER")
         folder = Path(options.get("out", path.with_suffix("")))
         if "baseline" not in options:
             raise ConfigError("baseline", "", "name the rule that the others are compared with")
@@ -117,7 +149,9 @@ def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:
 
 def parse_options(argv: list[str]) -> dict[str, str]:
     """key=value words -> mapping; an unknown key is an error."""
-    keys = TABLE_KEYS if any(word.startswith("source=") for word in argv) else KEYS
+    keys: tuple[str, ...] = KEYS
+    if source := next((word for word in argv if word.startswith("source=")), None):
+        keys = WANDB_KEYS if source.startswith(f"source={PREFIX}") else TABLE_KEYS
     options: dict[str, str] = {}
     for word in argv:
         key, equals, value = word.partition("=")

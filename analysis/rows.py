@@ -82,7 +82,7 @@ def select(every: pd.DataFrame, where: Mapping[str, str], source: str) -> pd.Dat
             raise ConfigError(
                 "where", f"{key}={text}", f"the axes of this study are {', '.join(axes) or 'none'}"
             )
-        kept = chosen[[_same_value(value, text) for value in chosen[axes[key]]]]
+        kept = chosen[[same_value(value, text) for value in chosen[axes[key]]]]
         if kept.empty:
             has = ", ".join(_distinct(chosen[axes[key]]))
             raise ConfigError("where", f"{key}={text}", f"no trial has it; the values are {has}")
@@ -111,7 +111,7 @@ def tuned_rows(
     others = {key: value for key, value in where.items() if key != LEARNING_RATE}
     rows = every[every["status"] == "finished"]
     for key, text in others.items():
-        rows = rows[[_same_value(value, text) for value in rows[f"axis:{key}"]]]
+        rows = rows[[same_value(value, text) for value in rows[f"axis:{key}"]]]
     for column in ("data_fingerprint", "validation_fingerprint"):
         rows = rows[rows[column].isin(usable[column])]
     rows = rows[~rows["id"].isin(usable["id"])]
@@ -120,7 +120,7 @@ def tuned_rows(
     return both
 
 
-def _same_value(value: Any, text: str) -> bool:
+def same_value(value: Any, text: str) -> bool:
     try:
         return math.isclose(float(value), float(text), rel_tol=1e-9)
     except (TypeError, ValueError):

@@ -42,10 +42,10 @@ IMPLEMENTATION = "implementation"  # of an AttnRes rule; other rules have none
 
 def fair_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that the trials of a size must share, by dotted key."""
-    leaves = dict(_leaves(record["config"], ""))
+    all_leaves = dict(leaves(record["config"], ""))
     chosen = {
         key: value
-        for key, value in leaves.items()
+        for key, value in all_leaves.items()
         if key not in _NO_MATTER and (key.partition(".")[0] in _GROUPS or key in _LEAVES)
     }
     chosen |= {key: record[key] for key in _RESOLVED}
@@ -53,10 +53,11 @@ def fair_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     return chosen | {f"environment.{key}": environment.get(key, ABSENT) for key in ("device", "dtype")}
 
 
-def _leaves(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in a nested mapping."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
