@@ -88,9 +88,8 @@ def _ours(runs: Sequence[LoggedRun], study: str | None, gate: Gate) -> tuple[lis
     if study is not None and study not in studies:
         raise ConfigError("study", study, f"no run is of it; the studies are {name_some(studies)}")
     if study is None and len(studies) > 1:
-        raise StudyError(
-            f"{gate.source}: runs of {len(studies)} studies: choose study={' or '.join(studies)}"
-        )
+        choose = " or ".join(f"study={name}" for name in studies)
+        raise StudyError(f"{gate.source}: runs of {len(studies)} studies: choose {choose}")
     return [run for run in ours if study in (None, run.study)], notes
 
 
