@@ -21,6 +21,7 @@ import numpy as np
 from scipy.special import nctdtr, stdtrit
 
 from attnres.cli import reject_options, run_command, take_flag, take_option, wants_help
+from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ RIVAL = 4 / 3  # 25 % saving
 LEVEL = 0.05
 ENOUGH_POWER = 0.8
 MIN_SIZES = 3
+MOST_OF_EITHER = 10_000  # sizes, seeds
+MOST_COST = 1e40  # FLOP or hours of a size
+# What a user can mean; far beyond, the arithmetic overflows.
+RANGES = {"noise": (1e-9, 10.0), "alpha": (1e-4, 10.0), "multiplier": (0.01, 100.0), "rival": (0.01, 100.0)}
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,11 @@ def _check(
     enough: float,
 ) -> None:
     for name, value in (("noise", noise), ("alpha", alpha), ("multiplier", multiplier), ("rival", rival)):
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(name, value, "must be finite and positive")
-    if not (math.isfinite(size_scatter) and size_scatter >= 0):
-        raise ConfigError("size_scatter", size_scatter, "must be finite and not negative")
+        low, high = RANGES[name]
+        if not low <= value <= high:
+            raise ConfigError(name, value, f"must be from {low:g} to {high:g}")
+    if not 0 <= size_scatter <= RANGES["noise"][1]:
+        raise ConfigError("size_scatter", size_scatter, f"must be from 0 to {RANGES['noise'][1]:g}")
     if multiplier == rival:
         raise ConfigError("rival", rival, "equals the multiplier; there is nothing to tell apart")
     if not 0 < enough < 1:
@@ -184,9 +190,13 @@ def _check(
         raise ConfigError("sizes", list(sizes), f"a comparison needs at least {MIN_SIZES} sizes")
     if not seeds or min(seeds) < 1:
         raise ConfigError("seeds", list(seeds), "at least 1")
+    for name, counts in (("sizes", sizes), ("seeds", seeds)):
+        if max(counts) > MOST_OF_EITHER:
+            raise ConfigError(name, list(counts), f"at most {MOST_OF_EITHER:,}")
     for cost in costs:
-        if not (math.isfinite(cost.flops) and cost.flops > 0):
-            raise ConfigError(f"cost of {cost.name}", cost.flops, "must be finite and positive FLOP")
+        for unit, spent in (("FLOP", cost.flops), ("hours", cost.hours)):
+            if spent is not None and not 0 < spent <= MOST_COST:
+                raise ConfigError(f"cost of {cost.name}", spent, f"must be positive {unit}")
     if costs and min(sizes) > len(costs):
         raise ConfigError("sizes", list(sizes), f"costs are known for {len(costs)} sizes only")
 
@@ -325,6 +335,8 @@ def _pilot(argv: list[str]) -> Pilot | None:
     argv[:] = [word for word in argv if word.startswith("-") or "=" not in word]
     if "study" not in settings:
         return None
+    if not NAME_PATTERN.fullmatch(settings["study"]):
+        raise ConfigError("study", settings["study"], "name the study of the pilot, for example study=smoke")
     from analysis.pilot import read_pilot  # pandas: the planner itself starts without it
 
     return read_pilot(Path(settings.get("runs_dir", "runs")), settings["study"])
@@ -348,7 +360,7 @@ def _numbers(argv: list[str], option: str) -> list[float]:
 
 
 def _count(option: str, value: float) -> int:
-    if value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise ConfigError(option, value, "whole numbers separated by commas")
     return int(value)
 

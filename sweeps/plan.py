@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.config import NAME_PATTERN
+from attnres.errors import ConfigError
 from sweeps.calibration import Calibration, calibrate, known, makespan
 from sweeps.runner import launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study
 from sweeps.table import duration, number, print_table
+
+if TYPE_CHECKING:
+    from sweeps.power_lines import StudyPower
 
 USAGE = """
 usage: python -m sweeps.plan study=NAME [key=value ...] [options]
@@ -26,6 +32,10 @@ The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time 
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2
   --trials          one row for each trial, instead of one for all seeds
   --json            everything, for programs
+  --pilot STUDY     noise and exponent from the records of this study in runs_dir, to say what the planned one
+                    can tell (default: its own records, else assumed values)
+  --budget-hours H  designs that take longer, or more than --budget-flops F, are not called sufficient
+  --no-power        leaves that out
   --no-calibrate    no time estimates but those already known
   --recalibrate     time all shapes again (the machine was busy the last time, say)
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
@@ -72,8 +82,8 @@ def totals(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
     }
 
 
-def plan_json(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
-    """The whole plan as plain data."""
+def plan_json(study: Study, rows: Sequence[PlanRow], power: StudyPower | str | None = None) -> dict[str, Any]:
+    """The whole plan as plain data. `power` is null where it was not asked for, or cannot be said."""
     return {
         "study": study.name,
         "folder": str(study.folder),
@@ -81,6 +91,7 @@ def plan_json(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
         "threads": study.threads,
         "totals": totals(study, rows),
         "warnings": warnings(study),
+        "power": None if power is None or isinstance(power, str) else power.as_json(),
         "trials": [_trial_json(row) for row in rows],
     }
 
@@ -94,7 +105,9 @@ def warnings(study: Study) -> list[str]:
     return [f"{', '.join(dict.fromkeys(names))}: {warning}" for warning, names in cells.items()]
 
 
-def print_plan(study: Study, rows: Sequence[PlanRow], each: bool) -> None:
+def print_plan(
+    study: Study, rows: Sequence[PlanRow], each: bool, power: StudyPower | str | None = None
+) -> None:
     """The plan for people: one row for each cell, or with `each` for each trial."""
     groups: dict[str, list[PlanRow]] = {}
     for row in rows:
@@ -116,6 +129,8 @@ def print_plan(study: Study, rows: Sequence[PlanRow], each: bool) -> None:
     table = [_cells(group, axes) for group in groups.values()]
     print_table(f"study {study.name}: {study.config.study.purpose}", columns, table, ["size", "rule"])
     print(_summary(study, totals(study, rows)))
+    if power is not None:
+        print("\n".join([power] if isinstance(power, str) else power.lines()))
     for warning in warnings(study):
         print(f"warning: {warning}")
 
@@ -193,15 +208,35 @@ def main(argv: list[str]) -> int:
         return 0
     config_dir = take_option(argv, "--config-dir")
     as_json, each = take_flag(argv, "--json"), take_flag(argv, "--trials")
+    pilot, no_power = take_option(argv, "--pilot"), take_flag(argv, "--no-power")
+    flops, hours = _budget(argv, "--budget-flops"), _budget(argv, "--budget-hours")
+    if pilot is not None and not NAME_PATTERN.fullmatch(pilot):
+        raise ConfigError("--pilot", pilot, "name a study")
     skip, again = take_flag(argv, "--no-calibrate"), take_flag(argv, "--recalibrate")
     reject_options(argv)
     study = load_study(argv, config_dir, say)
     rows = plan_rows(study, known(study) if skip else calibrate(study, say, config_dir, again))
+    power = None
+    if not no_power:
+        from sweeps.power_lines import study_power  # pandas and scipy: --help starts without them
+
+        power = study_power(study, rows, pilot, flops, hours)
     if as_json:
-        print(json.dumps(plan_json(study, rows), indent=1))
+        print(json.dumps(plan_json(study, rows, power), indent=1, allow_nan=False))
     else:
-        print_plan(study, rows, each)
+        print_plan(study, rows, each, power)
     return 0
+
+
+def _budget(argv: list[str], option: str) -> float | None:
+    text = take_option(argv, option)
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(option, text, "a positive number")
+    return value
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ TORCH_FREE = [
     "sweeps.plan",
     "sweeps.launch",
     "sweeps.status",
+    "sweeps.power_lines",
     "analysis.report",
+    "analysis.wandb_source",
     "attnres.compose",
     "attnres.trial",
 ]
@@ -45,6 +47,14 @@ def test_imports_run_one_way(package: str) -> None:
         for name in imports_of(file):
             bad = [f for f in FORBIDDEN[package] if name == f or name.startswith(f + ".")]
             assert not bad, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_sweeps_ask_the_analysis_for_power_alone() -> None:
+    """A plan says what it can tell, by the analysis' own arithmetic; nothing else of the analysis steers a run."""
+    for file in sorted((ROOT / "sweeps").rglob("*.py")):
+        used = {name for name in imports_of(file) if name.split(".")[0] == "analysis"}
+        allowed = ("analysis.power", "analysis.pilot") if file.name == "power_lines.py" else ()
+        assert all(name.startswith(allowed) if allowed else False for name in used), f"{file.name}: {used}"
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

@@ -233,6 +233,13 @@ def test_command_reads_a_pilot_from_records(tmp_path: Path, capsys: pytest.Captu
         ("--noise .002 --alpha .057 --power 3", "--power: unknown option"),
         ("stduy=smoke", "stduy=smoke: unknown"),
         ("study=nothing_here", "study=nothing_here"),
+        ("study=../x", "study=../x: name the study"),
+        ("--noise 1e300 --alpha .057", "noise=1e+300: must be from"),
+        ("--noise .002 --alpha 1e-300", "alpha=1e-300: must be from"),
+        ("--noise .002 --alpha .057 --multiplier 1e300", "multiplier=1e+300: must be from"),
+        ("--noise .002 --alpha .057 --sizes inf", "--sizes=inf: whole numbers"),
+        ("--noise .002 --alpha .057 --seeds 1e9", "seeds=[1000000000]: at most"),
+        ("--noise .002 --alpha .057 --size-flops 1,2,3 --size-hours nan,1,1", "cost of size 1=nan"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(

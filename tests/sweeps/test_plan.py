@@ -8,9 +8,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
-from sweeps_support import Workplace
+from sweeps_support import SIZE, Workplace, write
 
+from analysis.simulate import Truth, simulate_table
+from analysis.simulate import write_study as write_records
 from attnres.cli import run_command
 from attnres.record import write_text_atomic
 from sweeps import calibration, launch, plan, status
@@ -161,3 +164,69 @@ def test_a_shape_that_cannot_be_timed_is_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: timing tiny_a prenorm failed: ")
     assert "--no-calibrate" in error
+
+
+POWER = ("study.sizes=[tiny_a,tiny_b,tiny_c]", "study.seeds=[0,1]", "study.axes.optim.beta2=[0.9,0.95]")
+
+
+def third_size(workplace: Workplace) -> None:
+    write(workplace.configs / "model" / "tiny_c.yaml", SIZE.format(name="tiny_c", width=32))
+
+
+def test_power_of_a_plan_without_records(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    third_size(workplace)
+    study = workplace.study(*POWER)
+    remember(study, 0.25)
+    assert run_command(plan.main, [*workplace.arguments(*POWER), "--json"]) == 0
+    power = json.loads(capsys.readouterr().out)["power"]
+    assert (power["study"]["sizes"], power["study"]["seeds"]) == (3, 2)
+    # One seed at one value of the axis: half of a half of the study.
+    assert power["study"]["flops"] / 2 == sum(planned.flops for planned in study.trials) / 4
+    assert power["study"]["hours"] > 0
+    assert power["pilot"] is None and power["smallest"] is None
+    assert [(d["sizes"], d["seeds"]) for d in power["designs"]] == [(3, k) for k in (1, 2, 3, 5, 8)]
+    assert run_command(plan.main, workplace.arguments(*POWER)) == 0
+    out = capsys.readouterr().out
+    assert "assumed noise of ln L per run 0.005" in out and "there are no records yet" in out
+    assert "this study, 3 sizes x 2 seeds" in out
+    assert "none of the 5 designs within the budget can tell 1.25x from 1.333x" in out
+    assert run_command(plan.main, [*workplace.arguments(*POWER), "--no-power"]) == 0
+    assert "this study" not in capsys.readouterr().out
+
+
+def test_power_from_a_pilot(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    third_size(workplace)
+    table = simulate_table(Truth(sizes=4, seeds=4, noise=0.0003, alpha=0.07), np.random.default_rng(0))
+    write_records(workplace.runs / "pilot", table)
+    words = [*workplace.arguments(*POWER), "--no-calibrate"]
+    assert run_command(plan.main, [*words, "--pilot", "pilot", "--json"]) == 0
+    power = json.loads(capsys.readouterr().out)["power"]
+    assert power["noise"] == power["pilot"]["noise"] == pytest.approx(0.0003, rel=0.5)
+    assert power["alpha"] == pytest.approx(0.07, abs=0.005)
+    assert power["smallest"]["sizes"] == 3 and power["smallest"]["hours"] is None
+    assert run_command(plan.main, [*words, "--pilot", "pilot"]) == 0
+    out = capsys.readouterr().out
+    assert "pilot pilot: 32 finished runs" in out and "at the upper end of the pilot's noise" in out
+    assert "is the smallest design that can tell 1.25x from 1.333x" in out and " FLOPs)" in out
+    assert run_command(plan.main, [*words, "--pilot", "pilot", "--budget-flops", "1"]) == 0
+    assert "no design is within the budget" in capsys.readouterr().out
+
+
+def test_a_plan_that_power_has_nothing_to_say_about(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*workplace.arguments(), "--no-calibrate"]
+    assert run_command(plan.main, words) == 0
+    assert "power: 2 sizes are fewer than the 3 that a comparison needs" in capsys.readouterr().out
+    assert run_command(plan.main, [*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["power"] is None
+    for option, message in [
+        ("--pilot=../x", "--pilot=../x: name a study"),
+        ("--budget-hours=-1", "--budget-hours=-1: a positive number"),
+        ("--budget-flops=x", "--budget-flops=x: a positive number"),
+    ]:
+        assert run_command(plan.main, [*words, option]) == 2
+        assert message in capsys.readouterr().err
+    third_size(workplace)
+    assert run_command(plan.main, [*workplace.arguments(*POWER), "--no-calibrate", "--pilot", "gone"]) == 2
+    assert "there is no folder" in capsys.readouterr().err
