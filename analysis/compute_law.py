@@ -64,7 +64,7 @@ def fit_compute_law(
 ) -> ComputeLaw:
     """Fit with A, alpha, E >= 0. Raises DataError for points that cannot carry the law."""
     chosen = parse_objective(objective) if isinstance(objective, str) else objective
-    check_search(chosen, starts, bootstrap, resample)
+    check_search(chosen, starts, bootstrap, resample, seed)
     compute, loss = finite_positive(C=C, L=L)
     distinct = np.unique(compute).size
     if distinct < MIN_LEVELS + with_floor:

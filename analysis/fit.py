@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 
 from analysis.compute_law import fit_compute_law
 from analysis.isoflop import BUDGET_TOLERANCE, fit_isoflop
-from analysis.multistart import Objective, intervals_as_json, parse_objective
+from analysis.multistart import Objective, check_search, intervals_as_json, parse_objective
 from analysis.parametric import fit_parametric
 from analysis.points import Points, read_points
 from attnres.cli import reject_options, run_command, take_flag, take_option, wants_help
@@ -84,6 +84,7 @@ def fit_csv(
     if law not in NEEDED:
         raise ConfigError("--law", law, f"one of {', '.join(NEEDED)}")
     chosen = parse_objective(objective or DEFAULT_OBJECTIVE[law])
+    check_search(chosen, starts, bootstrap, resample, seed)  # whether or not the law will need them
     points = read_points(path, columns, NEEDED[law], where, drop_highest, drop_empty)
     search = {"starts": starts, "seed": seed, "bootstrap": bootstrap, "resample": resample}
     if law == "parametric":

@@ -30,6 +30,7 @@ Rows = NDArray[np.bool_]  # which rows
 DEFAULT_HUBER_DELTA = 1e-3  # the size of the residuals of ln L; a delta of 1 would be least squares
 NEGLIGIBLE_LOG_TERM = math.log(1e-6)  # of the loss
 LOWEST_EXPONENT = 1e-6  # below it a power law is a constant
+MOST_STARTS = 1_000_000  # and bootstrap draws: beyond, the arrays outgrow a machine
 SAME_FIT = 1e-6  # relative difference of fitted losses under which two optima are one
 
 
@@ -174,12 +175,14 @@ def bootstrap_draws(
     return minimise(np.tile(best, (draws, 1)), problem, cautious=0).theta
 
 
-def check_search(objective: Objective, starts: int, bootstrap: int, resample: str) -> None:
+def check_search(objective: Objective, starts: int, bootstrap: int, resample: str, seed: int = 0) -> None:
     """Raise ConfigError for settings that cannot be used."""
-    if starts < 1:
-        raise ConfigError("starts", starts, "at least 1")
-    if bootstrap < 0 or bootstrap == 1:
-        raise ConfigError("bootstrap", bootstrap, "0 for none, or at least 2 draws")
+    if not 1 <= starts <= MOST_STARTS:
+        raise ConfigError("starts", starts, f"from 1 to {MOST_STARTS:,}")
+    if not (bootstrap == 0 or 2 <= bootstrap <= MOST_STARTS):
+        raise ConfigError("bootstrap", bootstrap, f"0 for none, or 2 draws to {MOST_STARTS:,}")
+    if seed < 0:
+        raise ConfigError("seed", seed, "must not be negative")
     if resample not in ("case", "wild"):
         raise ConfigError("resample", resample, "one of case, wild")
     if bootstrap and resample == "wild" and objective.kind in ("huber", "lad"):

@@ -136,7 +136,7 @@ def fit_parametric(
     Raises DataError or ConfigError, with the reason, for data that cannot carry the law.
     """
     chosen = parse_objective(objective) if isinstance(objective, str) else objective
-    check_search(chosen, starts, bootstrap, resample)
+    check_search(chosen, starts, bootstrap, resample, seed)
     data = scale_points(*_checked(N, D, L))
     guesses = random_starts(starts, data.x, data.y, data.loss, seed)
     guesses = np.vstack([projected_start(data.x, data.y, data.loss, chosen.log), guesses])

@@ -63,9 +63,11 @@ def reject_options(argv: Sequence[str]) -> None:
 
 
 def help_text(usage: str, groups: Sequence[str], examples: Sequence[str]) -> str:
-    """Usage, the config groups with their choices, and examples."""
-    available = group_options()
-    lines = [usage.strip(), "", "Config groups (choose with group=name):"]
-    lines += [f"  {group:10s} {', '.join(available.get(group, []))}" for group in groups]
+    """Usage, the config groups with their choices (of a command that has some), and examples."""
+    lines = [usage.strip()]
+    if groups:
+        available = group_options()
+        lines += ["", "Config groups (choose with group=name):"]
+        lines += [f"  {group:10s} {', '.join(available.get(group, []))}" for group in groups]
     lines += ["", "Examples:", *(f"  {example}" for example in examples)]
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from analysis.fit import fit_csv, main
 from analysis.points import read_points
 from analysis.published_fits import PAPER
 from attnres.cli import run_command
-from attnres.errors import DataError, UserError
+from attnres.errors import ConfigError, DataError, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = "N=Model Size,D=Training Tokens,loss=loss"
@@ -277,3 +277,14 @@ def test_help_and_every_module_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     light = "import sys, analysis.fit, analysis.power, analysis.published\nassert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", light], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("bootstrap", 1), ("bootstrap", -5), ("seed", -1), ("starts", 0), ("resample", "x")]
+)
+@pytest.mark.parametrize("law", ["power", "power_floor", "parametric"])
+def test_settings_are_checked_for_every_law(law: str, option: str, value: object) -> None:
+    path = PAPER / "scaling_law.csv"
+    columns = "N=active_params_m,D=tokens_b,loss=loss_prenorm"
+    with pytest.raises(ConfigError, match=f"{option}="):
+        fit_csv(path, law, columns, **{option: value})  # type: ignore[arg-type]
