@@ -92,26 +92,29 @@ def _bar_note(table: pd.DataFrame) -> str:
 
 
 def _gap_panel(axes: Axes, result: StudyResult, per_unit: float) -> None:
-    """Paired loss gap of each size at equal compute in percent, with the pooled gap and its interval."""
+    """Paired loss gap of each size at equal compute in percent, with the pooled gap and its interval.
+
+    1 - L_rule / L_baseline, as in the tables: above 0 the rule is better.
+    """
     axes.axhline(0, color=style.COLOURS[0], linewidth=1.4, zorder=2)
     rules = list(result.rules.values())
     for index, r in enumerate(rules, start=1):
         look, m = style.look(index), r.multiplier
         compute = np.exp(r.means.ln_compute_SR[:, r.means.column(m.baseline)])
         dodge = 1.03 ** (index - (len(rules) + 1) / 2)  # side by side, not on top of each other
-        gap = [100 * float(np.expm1(-g)) for g in m.per_size_gap.values()]
+        gap = [-100 * float(np.expm1(-g)) for g in m.per_size_gap.values()]
         error = _paired_error(result.data.table, m.baseline, r.rule, r.means.sizes)
         _points(axes, compute * dodge / per_unit, gap, error, look)
-        axes.axhline(-100 * m.loss_gap, color=look["color"], linewidth=1.2, linestyle=(0, (5, 2)), zorder=1)
+        axes.axhline(100 * m.loss_gap, color=look["color"], linewidth=1.2, linestyle=(0, (5, 2)), zorder=1)
         axes.axhspan(
-            -100 * m.loss_gap_high,
-            -100 * m.loss_gap_low,
+            100 * m.loss_gap_low,
+            100 * m.loss_gap_high,
             color=look["color"],
             alpha=0.1,
             linewidth=0,
             zorder=0,
         )
-    axes.set_ylabel(f"loss gap to {short(result.data.baseline)} (%)")
+    axes.set_ylabel(f"loss below {short(result.data.baseline)} (%)")
     axes.yaxis.set_major_locator(style.few_ticks())
     band = f"band: {result.confidence:.0%} interval"
     text = f"at equal compute,\npaired by size and seed;\ndashed: pooled gap,\n{band}"
@@ -121,7 +124,7 @@ def _gap_panel(axes: Axes, result: StudyResult, per_unit: float) -> None:
 def _paired_error(table: pd.DataFrame, baseline: str, rule: str, sizes: Sequence[str]) -> list[float]:
     """Standard error over seeds of the paired gap in percent, by size; 0 where there is one seed."""
     losses = table.pivot_table(index=["size", "seed"], columns="rule", values="loss")
-    gap = 100 * (losses[rule] / losses[baseline] - 1).dropna()
+    gap = 100 * (1 - losses[rule] / losses[baseline]).dropna()
     groups = gap.groupby("size")
     error: pd.Series[float] = groups.std(ddof=1).fillna(0.0) / np.sqrt(groups.size())
     return [float(error[size]) for size in sizes]
@@ -188,10 +191,10 @@ def size_gaps(result: StudyResult) -> Figure:
     interval."""
     rules = list(result.rules.values())
     rows = sum(len(r.means.sizes) + 2 for r in rules)
-    figure = Figure(figsize=(7.4, 1.35 + 0.27 * rows))
+    figure = Figure(figsize=(7.4, 1.5 + 0.27 * rows))
     axes = figure.subplots()
     height = figure.get_size_inches()[1]
-    figure.subplots_adjust(left=0.3, right=0.8, bottom=0.62 / height, top=1 - 0.6 / height)
+    figure.subplots_adjust(left=0.3, right=0.8, bottom=0.78 / height, top=1 - 0.6 / height)
     values, y = [1.0], 0.0
     labels: list[tuple[float, str]] = []
     for index, r in enumerate(rules, start=1):
@@ -217,7 +220,10 @@ def size_gaps(result: StudyResult) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.set_ylim(y - 1.1, -0.9)
     axes.set_title("Multiplier of each size, and pooled", loc="left", pad=18)
-    axes.set_xlabel(f"compute multiplier m against {short(result.data.baseline)}")
+    axes.set_xlabel(
+        f"compute multiplier m against {short(result.data.baseline)}\n"
+        f"(bar and band: {result.confidence:.0%} interval of the pooled m)"
+    )
     return figure
 
 
@@ -278,7 +284,14 @@ def training_curves(data: StudyData) -> Figure:
     figure.supylabel("loss (nats per token)", fontsize=10.5)
     for handle in handles:
         handle.set_linewidth(1.6)
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=min(4, len(labels)),
+        title=f"Loss over training: {short(data.name)}",  # a title of the figure would lie on the legend
+        title_fontsize=11.5,
+    )
     return figure
 
 

@@ -149,3 +149,21 @@ def test_units_and_counts() -> None:
     assert style.tick_text(1e13, True) == "$10^{13}$"
     assert style.tick_text(3e13, True) == r"$3\times10^{13}$"
     assert style.tick_text(1.8, False) == "1.8"
+
+
+def test_the_gap_of_the_figure_is_that_of_the_tables(result: StudyResult) -> None:
+    """Above 0 the rule is better; a size's point is 1 - L_rule / L_baseline at equal compute, in percent."""
+    with style.style():
+        lower = figures.loss_against_compute(result).axes[1]
+    drawn = [line.get_ydata() for line in lower.lines]
+    for r in result.rules.values():
+        expected = [-100 * np.expm1(-gap) for gap in r.multiplier.per_size_gap.values()]
+        assert any(len(y) == len(expected) and np.allclose(y, expected) for y in drawn)
+        assert any(np.allclose(y, 100 * r.multiplier.loss_gap) for y in drawn)
+
+
+def test_every_figure_names_itself_and_its_bands(result: StudyResult) -> None:
+    with style.style():
+        curves, gaps = figures.training_curves(result.data), figures.size_gaps(result)
+    assert "Loss over training: s" in [text.get_text() for text in visible_texts(curves)]
+    assert "bar and band: 95% interval of the pooled m" in gaps.axes[0].get_xlabel()
