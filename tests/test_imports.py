@@ -50,7 +50,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 def test_sweeps_ask_the_analysis_for_power_alone() -> None:
-    """A plan says what it can tell, by the analysis' own arithmetic; nothing else of the analysis steers a run."""
+    """A plan says what it can tell, by the analysis' arithmetic; no more of it steers a run."""
     for file in sorted((ROOT / "sweeps").rglob("*.py")):
         used = {name for name in imports_of(file) if name.split(".")[0] == "analysis"}
         allowed = ("analysis.power", "analysis.pilot") if file.name == "power_lines.py" else ()
