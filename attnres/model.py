@@ -107,6 +107,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A language model of one size under one residual rule. Call `initialise` before use."""
 
+    rotary_TP2: Tensor
+
     def __init__(self, model: ModelConfig, spec: RuleSpec, vocabulary: int) -> None:
         super().__init__()
         self.config = model
@@ -114,6 +116,8 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, model.width)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.depth))
         self.final_norm = RMSNorm(model.width, model.norm_eps)
+        table_TP2 = rotary_table(model.context, model.head_channels, model.rope_base, torch.float64)
+        self.register_buffer("rotary_TP2", table_TP2, persistent=False)
         self.residual = make_rule(spec, model.layers, model.width, model.norm_eps)
         if not model.tie_embeddings:
             self.unembedding = nn.Linear(model.width, vocabulary, bias=False)
@@ -124,7 +128,7 @@ class Transformer(nn.Module):
         assert tokens <= config.context, (tokens, config.context)
         embedding_BTD = self.embedding(inputs_BT)
         dtype = torch.promote_types(embedding_BTD.dtype, torch.float32)
-        table_TP2 = rotary_table(tokens, config.head_channels, config.rope_base, dtype, inputs_BT.device)
+        table_TP2 = self.rotary_TP2[:tokens].to(dtype)
         state = self.residual.start(embedding_BTD)
         for layer in range(config.layers):
             state.write(layer, self._sublayer(layer, state.read(layer), table_TP2))
