@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from sweeps_support import SIZE, Workplace, write
+from tiny_trial import tiny_overrides
 
 from analysis.load import load_study
 from analysis.report import main
@@ -31,9 +34,11 @@ from analysis.wandb_offline import (
     read_log,
     read_run,
 )
+from analysis.wandb_runs import history_fault, outcome_of
 from analysis.wandb_source import load_wandb
 from attnres.cli import run_command
 from attnres.errors import UserError
+from attnres.record import read_trial_record
 from attnres.train import train
 from sweeps.study import Study, write_study
 
@@ -199,3 +204,31 @@ def test_names_of_runs(study: Study, runs: Path) -> None:
     assert "no W&B run" in refusal(runs / study.trials[0].trial.id / "wandb" / "cache")
     assert "no run is of it; the studies are tiny" in refusal(runs, study="other")
     assert "none of 0 runs" in refusal(runs, group="other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_and_resumed_trial_is_one_history(tmp_path: Path, how: signal.Signals) -> None:
+    """Two attempts are two run files; joined by the trial's id they have every row of metrics.jsonl."""
+    settings = ("tracking=wandb_offline", "runtime.log_every_steps=5", "runtime.checkpoint_seconds=0.5")
+    command = [sys.executable, "-m", "attnres.train", *tiny_overrides(tmp_path, *settings, steps=1500)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=tmp_path
+    )
+    while process.poll() is None and not list(tmp_path.glob("runs/single/*/checkpoint.pt")):
+        time.sleep(0.05)
+    process.send_signal(how)
+    assert process.wait(60) != 0
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, cwd=tmp_path)
+    (folder,) = tmp_path.glob("runs/single/*/")
+    outcome = outcome_of(read_folder(tmp_path))
+    assert [run.attempt for run in outcome.attempts] == [1, 2]
+    assert outcome.record == read_trial_record(folder)
+    if how == signal.SIGTERM:
+        rows = outcome.history()
+        assert history_fault(outcome, rows) is None
+        metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = {row["step"]: row["loss_nats"] for row in metrics if row["kind"] == "train"}
+        assert {row["_step"]: row["train/loss_nats"] for row in rows if "train/loss_nats" in row} == losses
