@@ -43,7 +43,8 @@ class _StreamsState(ResidualState):
         self.rule = rule
         self.dtype = embedding_BTD.dtype
         wide_BTD = embedding_BTD.to(torch.promote_types(self.dtype, torch.float32))
-        self.x_BTND = wide_BTD.unsqueeze(-2).expand(*wide_BTD.shape[:-1], rule.streams, -1)
+        # Copies in memory: batched products of a CPU go position by position through expanded tensors.
+        self.x_BTND = torch.stack([wide_BTD] * rule.streams, dim=-2)
         # Unbound at once: the gradients of single rows are as large as all rows.
         rows = zip(*(parameter.unbind() for parameter in rule.parameters()), strict=True)
         self.rows = [list(row) for row in rows]
