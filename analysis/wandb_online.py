@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from analysis.wandb_runs import LoggedRun, Row
 from attnres.errors import UserError
 from attnres.wandb_key import has_key, reason
 
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 30  # of a request; the client tries several times
 
 
 def read_project(path: str, group: str | None) -> list[LoggedRun]:
@@ -23,6 +24,7 @@ def read_project(path: str, group: str | None) -> list[LoggedRun]:
         raise UserError(
             f"source=wandb:{path}: no W&B key (WANDB_API_KEY, or `wandb login`), and no such folder"
         )
+    print(f"reading {path} from W&B; without a network it gives up after some minutes", file=sys.stderr)
     try:
         return [_run(run) for run in _listed(open_api(), path, group)]
     except UserError:
