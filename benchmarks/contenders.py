@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from stand_in import StandInGPT
 from torch import Tensor, nn
 
+from attnres.compose import compose_trial
 from attnres.config import ModelConfig, OptimConfig
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
@@ -67,6 +68,8 @@ RULES: Mapping[str, Callable[[int, Any], specs.RuleSpec]] = {
         implementation=implementation, num_blocks=min(8, layers), block_size=None
     ),
 }
+# Rules without a fused form, with their YAML's options: timed where --rules names them.
+ON_REQUEST: Sequence[str] = tuple(rule for rule in specs.SPECS if rule not in RULES)
 PEERS: Mapping[str, tuple[str, str]] = {  # name -> (module, package)
     "x_transformers_prenorm": ("x_transformers", "x-transformers"),
     "x_transformers_attn_residual": ("x_transformers", "x-transformers"),
@@ -81,6 +84,7 @@ def names() -> list[tuple[str, str]]:
     """All (rule, implementation) pairs, prenorm first."""
     pairs = [("prenorm", "plain")]
     pairs += [(rule, how) for rule in RULES if rule != "prenorm" for how in ("fused", "reference")]
+    pairs += [(rule, "plain") for rule in ON_REQUEST]
     return [*pairs, *((peer, "peer") for peer in PEERS), ("stand_in", "plain"), ("matmul", "bare")]
 
 
@@ -101,8 +105,8 @@ def build(rule: str, implementation: str, shape: Shape) -> Step:
     torch.manual_seed(0)
     if rule == "matmul":
         return _products(shape)
-    if rule in RULES:
-        spec = RULES[rule](2 * shape.depth, implementation)
+    if rule in RULES or rule in ON_REQUEST:
+        spec = _spec(rule, implementation, shape)
         model = Transformer(shape.model_config(), spec, shape.vocabulary)
         model.initialise(0)
         return _training_step(model, model.loss, shape)
@@ -115,6 +119,14 @@ def build(rule: str, implementation: str, shape: Shape) -> Step:
         return F.cross_entropy(model(inputs_BT).float().flatten(0, 1), targets_BT.flatten())
 
     return _training_step(model, loss, shape)
+
+
+def _spec(rule: str, implementation: str, shape: Shape) -> specs.RuleSpec:
+    if rule in RULES:
+        return RULES[rule](2 * shape.depth, implementation)
+    blocks = f"residual.num_blocks={min(8, 2 * shape.depth)}"
+    more = [blocks] if rule == "rms_block" else []
+    return compose_trial([f"residual={rule}", f"model.depth={shape.depth}", *more]).residual
 
 
 def _training_step(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], shape: Shape) -> Step:

@@ -21,7 +21,7 @@ from attnres.environment import processor_name, source_commit
 from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from contenders import PEERS, RULES, Shape, absent, build, names  # noqa: E402
+from contenders import ON_REQUEST, PEERS, RULES, Shape, absent, build, names  # noqa: E402
 from measurement import CLOCKS, SLOW, SLOW_ROUNDS, interleave, peak_memory_bytes  # noqa: E402
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -44,7 +44,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, help="transformer blocks")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 is autocast")
     parser.add_argument(
-        "--rules", help=f"comma-separated part of {', '.join([*RULES, *PEERS, 'stand_in', 'matmul'])}"
+        "--rules",
+        help=f"comma-separated part of {', '.join([*RULES, *PEERS, 'stand_in', 'matmul'])}; "
+        f"or, only if named, {', '.join(ON_REQUEST)}",
     )
     parser.add_argument(
         "--implementations", help="comma-separated part of fused, reference, plain, peer, bare"
@@ -100,7 +102,8 @@ def contenders(arguments: argparse.Namespace, width: int) -> list[tuple[str, str
     implementations = set(filter(None, (arguments.implementations or "").split(",")))
     chosen = []
     for rule, implementation in names():
-        wanted = (not rules or rule in rules) and (not implementations or implementation in implementations)
+        chosen_rule = rule in rules if rules else rule not in ON_REQUEST
+        wanted = chosen_rule and (not implementations or implementation in implementations)
         if rule == "prenorm" or wanted:
             chosen.append((rule, implementation))
     return [pair for pair in chosen if absent(pair[0], width) is None]
