@@ -28,9 +28,10 @@ class LoggedRun:
 
     @property
     def trial_id(self) -> str | None:
-        """None for a run that this project has not written."""
-        value = self.config.get("trial_id")
-        return value if isinstance(value, str) else None
+        """None for a run that this project has not written; others may have a trial_id too."""
+        value, model = self.config.get("trial_id"), self.config.get("model")
+        ours = isinstance(value, str) and isinstance(model, Mapping) and "study_name" in self.config
+        return value if ours else None
 
     @property
     def attempt(self) -> int:

@@ -78,7 +78,7 @@ def _ours(runs: Sequence[LoggedRun], study: str | None, gate: Gate) -> tuple[lis
     ours = [run for run in runs if run.trial_id is not None]
     if not ours:
         broken = [f"{run.place} {run.broken}" for run in runs if run.broken]
-        why = f"none of {len(runs)} runs was written by this project (config.trial_id is missing)"
+        why = f"none of {len(runs)} runs was written by this project (config has no trial_id of ours)"
         raise StudyError(f"{gate.source}: {why}{': ' + name_some(broken) if broken else ''}")
     notes = []
     others = [run.name for run in runs if run.trial_id is None and not run.broken]

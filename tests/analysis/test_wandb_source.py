@@ -255,7 +255,11 @@ def test_without_a_plan_settings_that_differ_are_axes(
 
 def test_runs_of_others(project: Project, tmp_path: Path) -> None:
     other = SimpleNamespace(
-        path=["team", "project", "x"], name="gentle-sun-1", group=None, config={"lr": 1}, summary_metrics={}
+        path=["team", "project", "x"],
+        name="gentle-sun-1",
+        group=None,
+        config={"trial_id": "3", "model": "x"},
+        summary_metrics={},
     )
     project.runs_of_project.append(other)
     assert load().notes == ("1 W&B runs of other programs were ignored: gentle-sun-1",)
