@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import reference_residual
@@ -134,6 +135,34 @@ def run_rule(rule: ResidualRule, v: list[Tensor]) -> list[Tensor]:
         reads.append(state.read(layer))
         state.write(layer, output)
     return [*reads, state.finish()]
+
+
+class Canary:
+    """Lives exactly as long as the node of the graph that holds it."""
+
+
+class Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, canaries):
+        ctx.canary = Canary()
+        canaries.append(weakref.ref(ctx.canary))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def living_canaries(model: Transformer) -> int:
+    """Nodes of the graph (one tapped behind the embedding and every sublayer) left after a backward pass."""
+    canaries: list[weakref.ref] = []
+    tapped = [model.embedding, *(m for b in model.blocks for m in (b.attention, b.mlp))]
+    hooks = [m.register_forward_hook(lambda _m, _a, out: Tap.apply(out, canaries)) for m in tapped]
+    model.loss(*make_batch(model)).backward()
+    for hook in hooks:
+        hook.remove()
+    assert len(canaries) == len(tapped)
+    return sum(canary() is not None for canary in canaries)
 
 
 # The checks. Each is an assertion about one model, whose rule may be right or wrong.

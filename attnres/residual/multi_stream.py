@@ -99,7 +99,7 @@ class HyperConnections(_Streams):
             self.scales_L2.fill_(0.01)
 
     def coefficients(self, row: list[Tensor], x_BTND: Tensor) -> tuple[Tensor, Tensor]:
-        coefficients_NK = row[0].to(x_BTND.dtype)
+        coefficients_NK = row[0]
         if self.dynamic:
             gain_D, dynamic_DK, scale_2 = row[1:]
             products_BTNK = x_BTND @ (gain_D.unsqueeze(-1) * dynamic_DK)
@@ -116,9 +116,10 @@ class _Constrained(_Streams):
     b_post), H_res = constrained(a_res x' P_res + b_res); a gain of the norm would be part of P. At start P is
     zero (assumed) and a is 0.01 (from the paper). For b the values of mHC-lite's public code are taken: +1
     for stream l mod n and -1 for the others in b_pre and b_post, 0 for the identity and -8 for all else in
-    b_res. So a sublayer writes 1.46 to one stream and 0.54 to the others: near pre-norm, not equal. (Equal
-    biases would keep the streams equal for ever.) Per sublayer n d K + K + 3 parameters, K = 2 n + the number
-    of logits of H_res. n live tensors, and n more per sublayer for the backward pass.
+    b_res. So a sublayer writes 1.46 to one stream and 0.54 to the others: not pre-norm. (Equal biases would
+    be, and would keep the streams equal for ever. The first H_res mixes equal streams: it has no effect.) Per
+    sublayer n d K + K + 3 parameters, K = 2 n + the number of logits of H_res. n live tensors, and n more per
+    sublayer for the backward pass.
     """
 
     def __init__(self, spec: specs._Constrained, layers: int, width: int, norm_eps: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from model_support import (
     check_reads_equal_reference,
     check_zero_queries_are_prenorm,
     full,
+    living_canaries,
     loss_and_gradients,
     make_batch,
     make_model,
@@ -26,7 +26,6 @@ from model_support import (
 )
 from torch import Tensor
 
-from attnres.model import Transformer
 from attnres.residual import registry, specs
 
 every_attnres = pytest.mark.parametrize("name", ATTNRES)
@@ -106,34 +105,6 @@ def test_no_position_sees_later_inputs(name: str) -> None:
         per_input_T = kept.pop().grad.abs().amax((0, 2))
         assert (per_input_T[: position + 1] > 0).all()
         assert (per_input_T[position + 1 :] == 0).all()
-
-
-class Canary:
-    """Lives exactly as long as the node of the graph that holds it."""
-
-
-class Tap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, canaries):
-        ctx.canary = Canary()
-        canaries.append(weakref.ref(ctx.canary))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def living_canaries(model: Transformer) -> int:
-    """Nodes of the graph (one tapped behind the embedding and every sublayer) left after a backward pass."""
-    canaries: list[weakref.ref] = []
-    tapped = [model.embedding, *(m for b in model.blocks for m in (b.attention, b.mlp))]
-    hooks = [m.register_forward_hook(lambda _m, _a, out: Tap.apply(out, canaries)) for m in tapped]
-    model.loss(*make_batch(model)).backward()
-    for hook in hooks:
-        hook.remove()
-    assert len(canaries) == len(tapped)
-    return sum(canary() is not None for canary in canaries)
 
 
 @every_rule

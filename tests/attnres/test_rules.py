@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_support import TINY, loss_and_gradients, make_batch, make_model, relative_error
+from model_support import TINY, living_canaries, loss_and_gradients, make_batch, make_model, relative_error
 from rules_support import (
     CASES,
     check_blind_to_autocast,
@@ -203,6 +203,11 @@ def test_no_position_sees_later_inputs(rule: str) -> None:
         per_input_T = kept.pop().grad.abs().amax((0, 2))
         assert (per_input_T[: position + 1] > 0).all()
         assert (per_input_T[position + 1 :] == 0).all()
+
+
+@every_rule
+def test_nothing_outlives_the_backward_pass(rule: str) -> None:
+    assert living_canaries(make_model(default_spec(rule), random_rule=True)) == 0
 
 
 @every_rule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from model_support import PRENORM, TINY, make_model
+from model_support import PRENORM, TINY, living_canaries, make_model
 from rules_support import (
     CASES,
     check_blind_to_autocast,
@@ -219,6 +219,21 @@ def model_with_an_unused_parameter() -> Transformer:
 def test_a_parameter_that_no_read_uses_is_seen() -> None:
     with pytest.raises(AssertionError):
         check_every_parameter_learns(model_with_an_unused_parameter())
+
+
+def test_a_rule_that_keeps_its_state_is_seen() -> None:
+    rule = altered("hyper_connections_n4")
+    start = rule.start
+
+    def keeping_start(embedding_BTD: Tensor) -> ResidualState:
+        rule.state = start(embedding_BTD)  # type: ignore[assignment]
+        return rule.state  # type: ignore[return-value]
+
+    model = make_model(CASES["hyper_connections_n4"])
+    model.residual = rule
+    assert living_canaries(model) == 0
+    rule.start = keeping_start  # type: ignore[method-assign]
+    assert living_canaries(model) > 0
 
 
 def test_a_rule_outside_the_residual_prefix_would_be_decayed() -> None:
