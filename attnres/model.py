@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from attnres.autocast import Linear, causal_attention, linear
 from attnres.config import ModelConfig
 from attnres.normalise import RMSNorm
 from attnres.residual.registry import make_rule
@@ -57,12 +58,12 @@ class Attention(nn.Module):
         self.head_shape = (model.heads, model.head_channels)
         inner = model.heads * model.head_channels
         self.norm = RMSNorm(model.width, model.norm_eps)
-        self.query = nn.Linear(model.width, inner, bias=False)
-        self.key = nn.Linear(model.width, inner, bias=False)
-        self.value = nn.Linear(model.width, inner, bias=False)
+        self.query = Linear(model.width, inner)
+        self.key = Linear(model.width, inner)
+        self.value = Linear(model.width, inner)
         self.query_norm = RMSNorm(model.head_channels, model.norm_eps)  # gain shared by the heads
         self.key_norm = RMSNorm(model.head_channels, model.norm_eps)
-        self.output = nn.Linear(inner, model.width, bias=False)
+        self.output = Linear(inner, model.width)
 
     def forward(self, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         x_BTD = self.norm(h_BTD)
@@ -73,7 +74,7 @@ class Attention(nn.Module):
         query_BHTC, key_BHTC, value_BHTC = (
             x_BTHC.to(dtype).transpose(1, 2) for x_BTHC in (query_BTHC, key_BTHC, value_BTHC)
         )
-        mixed_BHTC = F.scaled_dot_product_attention(query_BHTC, key_BHTC, value_BHTC, is_causal=True)
+        mixed_BHTC = causal_attention(query_BHTC, key_BHTC, value_BHTC)
         return self.output(mixed_BHTC.transpose(1, 2).flatten(2))
 
 
@@ -86,9 +87,9 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.norm = RMSNorm(model.width, model.norm_eps)
-        self.gate = nn.Linear(model.width, model.mlp_width, bias=False)
-        self.up = nn.Linear(model.width, model.mlp_width, bias=False)
-        self.down = nn.Linear(model.mlp_width, model.width, bias=False)
+        self.gate = Linear(model.width, model.mlp_width)
+        self.up = Linear(model.width, model.mlp_width)
+        self.down = Linear(model.mlp_width, model.width)
 
     def forward(self, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         x_BTD = self.norm(h_BTD)
@@ -120,7 +121,7 @@ class Transformer(nn.Module):
         self.register_buffer("rotary_TP2", table_TP2, persistent=False)
         self.residual = make_rule(spec, model.layers, model.width, model.norm_eps)
         if not model.tie_embeddings:
-            self.unembedding = nn.Linear(model.width, vocabulary, bias=False)
+            self.unembedding = Linear(model.width, vocabulary)
 
     def forward(self, inputs_BT: Tensor) -> Tensor:
         """Token ids [B, T] -> logits [B, T, V] in float32 at least. T is at most the configured context."""
@@ -133,7 +134,7 @@ class Transformer(nn.Module):
         for layer in range(config.layers):
             state.write(layer, self._sublayer(layer, state.read(layer), table_TP2))
         table_VD = self.embedding.weight if config.tie_embeddings else self.unembedding.weight
-        return F.linear(self.final_norm(state.finish()), table_VD).to(dtype)
+        return linear(self.final_norm(state.finish()), table_VD).to(dtype)
 
     def _sublayer(self, layer: int, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
         sublayer = self.blocks[layer // 2].get_submodule("mlp" if layer % 2 else "attention")
