@@ -53,6 +53,14 @@ def test_times_come_from_the_benchmarks_file(tmp_path: Path, capsys: pytest.Capt
     assert line.endswith("| 1.23 | 1.50 |")
 
 
+def test_options_that_were_not_timed_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"rule": "mhc", "implementation": "plain", "width": 8, "depth": 2, "dtype": "float32"}
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"rows": [{**row, "ratio_to_prenorm": 2.0}]}))
+    assert run_command(rules.main, ["residual=mhc", "residual.streams=2", "--timings", str(path)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("|  |")
+
+
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"rows": [{"rule": "mhc"}]}', '{"rows": 3}'])
 def test_a_file_that_is_none_of_the_benchmarks_is_refused(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
