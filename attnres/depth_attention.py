@@ -4,11 +4,10 @@ Computes what `residual.attnres.depth_attention` computes, in O(L d) memory per 
 
 - One buffer of sources per forward pass. The logits of a source for all later reads are one matrix product,
   made when the source is written: queries are parameters, so they are known.
-- All reads of a depth block are answered against the finished sources in one pass when the block begins (a
-  batched product); the block's running sum is merged into each by the online-softmax rule (1805.02867).
-- Backward pulls instead of pushing: the backward of a read only stores its gradient; that of a source sums
-  what its later readers stored, in one batched product. An empty token tensor threaded through all nodes
-  gives autograd the order: that of the forward pass, turned round.
+- A read is one softmax and one batched product over the finished sources, plus the block's running sum.
+- Backward pulls instead of pushing: the backward of a read stores its gradient and those of its logits; that
+  of a source sums what its later readers stored, in one batched product. An empty token tensor threaded
+  through all nodes gives autograd the order: that of the forward pass, turned round.
 
 The formulas are in `depth.tape`. Shapes: B sequences of T tokens (elsewhere T is all tokens of the batch), D
 channels, R = L reads that have a choice (row l - 1 is sublayer l, the last row the output).
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attnres.depth.plan import Plan
-from attnres.depth.tape import Backward, Forward, Source
+from attnres.depth.tape import Backward, Forward, Read
 from attnres.residual.rule import ResidualState
 
 
@@ -30,13 +29,10 @@ def _without_autocast(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def _save(ctx: Any, queries_RD: Tensor, source: Source) -> None:
-    ctx.save_for_backward(queries_RD, source.value_TD, source.r_T, source.logits_RT, source.weights_RT)
-
-
-def _source_gradient(ctx: Any, backward: Backward, group: int) -> Tensor | None:
-    queries_RD, *saved = ctx.saved_tensors
-    return backward.pull(group, Source(*saved), queries_RD)
+def _pull(ctx: Any, group: int) -> Tensor | None:
+    backward: Backward = ctx.backward
+    value_TD, r_T, queries_RD = ctx.saved_tensors
+    return backward.pull(group, value_TD, r_T, queries_RD)
 
 
 class _Start(torch.autograd.Function):
@@ -50,7 +46,7 @@ class _Start(torch.autograd.Function):
         ctx.backward = backward
         with _without_autocast(embedding_TD):
             forward.finish_block(0, embedding_TD)
-            _save(ctx, forward.queries_RD, forward.add_source(0))
+            ctx.save_for_backward(*forward.add_source(0), forward.queries_RD)
         return embedding_TD.new_empty(0)
 
     @staticmethod
@@ -58,7 +54,7 @@ class _Start(torch.autograd.Function):
         backward: Backward = ctx.backward
         backward.enter()
         with _without_autocast(ctx.saved_tensors[0]):
-            gradient_TD = _source_gradient(ctx, backward, 0)
+            gradient_TD = _pull(ctx, 0)
         queries_gradient_RD = backward.queries_RD
         backward.release()
         return None, None, gradient_TD, queries_gradient_RD
@@ -78,9 +74,9 @@ class _Write(torch.autograd.Function):
             if plan.finishes(layer):
                 group = plan.group_of(layer) + 1
                 forward.finish_block(group, output_TD)
-                _save(ctx, forward.queries_RD, forward.add_source(group))
+                ctx.save_for_backward(*forward.add_source(group), forward.queries_RD)
             else:  # row `layer` is the next sublayer's
-                ctx.save_for_backward(forward.queries_RD, *forward.add_to_running(layer, output_TD))
+                ctx.save_for_backward(*forward.add_to_running(layer, output_TD), forward.queries_RD)
         return token.new_empty(0)
 
     @staticmethod
@@ -89,10 +85,9 @@ class _Write(torch.autograd.Function):
         backward.enter()
         with _without_autocast(ctx.saved_tensors[0]):
             if backward.plan.finishes(ctx.layer):
-                gradient_TD = _source_gradient(ctx, backward, backward.plan.group_of(ctx.layer) + 1)
+                gradient_TD = _pull(ctx, backward.plan.group_of(ctx.layer) + 1)
             else:
-                queries_RD, running_TD, r_T, logit_T = ctx.saved_tensors
-                gradient_TD = backward.pull_running(ctx.layer, running_TD, r_T, logit_T, queries_RD)
+                gradient_TD = backward.pull_running(ctx.layer, *ctx.saved_tensors)
         backward.sum_TD = gradient_TD
         if not ctx.needs_input_grad[4]:  # no earlier node takes part
             backward.release()
@@ -108,27 +103,17 @@ class _Read(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.backward, ctx.row = backward, row
-        index = row - forward.plan.rows(forward.plan.group_of(row + 1)).start
-        mixed_TD = forward.mixed_GTD[index]
-        if forward.running_TD is None:
-            h_TD = mixed_TD.contiguous()
-            ctx.save_for_backward(h_TD)
-            return h_TD, token.new_empty(0)
-        assert forward.running_logit_T is not None
-        weight_T = torch.sigmoid(forward.running_logit_T - forward.lse_GT[index])
-        h_TD = torch.lerp(mixed_TD, forward.running_TD, weight_T[:, None])
-        ctx.save_for_backward(h_TD, forward.running_TD, weight_T)
+        h_TD, read = forward.read(row)
+        ctx.save_for_backward(*read.tensors())
         return h_TD, token.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: Tensor | None, _: None) -> tuple[Any, ...]:
         backward: Backward = ctx.backward
         backward.enter()
-        h_TD, *running = ctx.saved_tensors
-        if gradient_TD is not None and running:
-            backward.store_with_running(ctx.row, gradient_TD, h_TD, *running)
-        elif gradient_TD is not None:
-            backward.store(ctx.row, gradient_TD, h_TD)
+        if gradient_TD is not None:
+            with _without_autocast(gradient_TD):
+                backward.store(ctx.row, gradient_TD, Read(*ctx.saved_tensors))
         return None, None, None, None
 
 

@@ -40,13 +40,13 @@ def mix(weights_GNT: Tensor, values_NTD: Tensor) -> Tensor:
     return mixed[0][None] if reads == 1 else torch.stack(mixed)
 
 
-def dots(vectors_GTD: Tensor, values_NTD: Tensor) -> Tensor:
-    """vectors[g, t, :] . values[n, t, :] -> [G, N, T]."""
-    products_TGN = torch.bmm(vectors_GTD.transpose(0, 1), values_NTD.permute(1, 2, 0))
-    return products_TGN.permute(1, 2, 0).contiguous()
+def dots(vector_TD: Tensor, values_NTD: Tensor) -> Tensor:
+    """vector[t, :] . values[n, t, :] -> [N, T]."""
+    products_T1N = torch.bmm(vector_TD[:, None], values_NTD.permute(1, 2, 0))
+    return products_T1N.squeeze(1).t().contiguous()
 
 
-def inverse_rms(values_TD: Tensor, eps: float) -> Tensor:
+def inverse_rms(values_TD: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """(mean(v^2) + eps)^(-1/2) -> [T]."""
-    norm_T = torch.linalg.vector_norm(values_TD, dim=-1)
+    norm_T = torch.linalg.vector_norm(values_TD, dim=-1, out=out)
     return norm_T.square_().div_(values_TD.shape[-1]).add_(eps).rsqrt_()

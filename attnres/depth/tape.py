@@ -1,14 +1,16 @@
 """What one forward pass of depth attention holds, and what its backward pass gathers.
 
-Shapes: T tokens, D channels, N sources, R = L reads that have a choice, G reads of one group. A row is a
-read's place in the query table (see `Plan`). With w the gain times the query, r the inverse RMS of a source,
-G_l the gradient of h_l, p the weights over finished sources alone and b the weight of the running sum:
+Shapes: T tokens, D channels, N sources, R = L reads that have a choice. A row is a read's place in the query
+table (see `Plan`). The running sum of a block is a source of one read; its weight is b, its gradient goes on
+to the next running sum as well. With w the gain times the query, r the inverse RMS of a source and G_l the
+gradient of h_l:
 
-    s_il = r_i w_l . v_i      b_l = sigmoid(s_running - logsumexp_i s_il)
-    h_l = (1 - b_l) sum_i p_il v_i + b_l running
-    ds_il = p_il (1 - b_l) (G_l . v_i - G_l . h_l)      ds_running = b_l (G_l . running - G_l . h_l)
-    dv_i = sum_l p_il (1 - b_l) G_l + r_i sum_l ds_il w_l - v_i r_i^2 / d sum_l ds_il s_il
+    s_il = r_i w_l . v_i      a_l = softmax_i(s_il)      h_l = sum_i a_il v_i
+    c_l = sum_i a_il G_l . v_i      ds_il = a_il (G_l . v_i - c_l)
+    dv_i = sum_l a_il G_l + r_i sum_l ds_il w_l - v_i r_i^2 / d sum_l ds_il s_il
     dw_l = sum_i ds_il r_i v_i
+
+Tables of scalars per token have tokens last, so that arithmetic on them runs over neighbours.
 """
 
 from __future__ import annotations
@@ -22,16 +24,6 @@ from attnres.depth.plan import Plan
 from attnres.depth.products import dots, inverse_rms, mix
 
 
-@dataclass
-class Source:
-    """A finished source as backward needs it: its value, inverse RMS, and what its readers made of it."""
-
-    value_TD: Tensor
-    r_T: Tensor
-    logits_RT: Tensor
-    weights_RT: Tensor  # p
-
-
 class Forward:
     """Dies with the pass; the graph saves what backward needs."""
 
@@ -40,36 +32,41 @@ class Forward:
         self.plan, self.eps = plan, eps
         self.queries_RD = queries_RD.detach()  # w
         self.values_NTD = embedding_TD.new_empty(plan.groups, *embedding_TD.shape)
+        self.r_NT = embedding_TD.new_empty(plan.groups, tokens)
         self.logits_RNT = embedding_TD.new_empty(plan.layers, plan.groups, tokens)
-        self.weights_RNT = torch.empty_like(self.logits_RNT)  # p
-        self.mixed_GTD = embedding_TD.new_empty(0)  # what the current group reads, but for its running sum
-        self.lse_GT = embedding_TD.new_empty(0)  # log of the sum of exp(logits) over finished sources
         self.running_TD: Tensor | None = None
-        self.running_logit_T: Tensor | None = None
 
-    def add_source(self, group: int) -> Source:
-        """Row `group` of the buffer is complete: its logits for all its readers, and the group's reads."""
+    def add_source(self, group: int) -> tuple[Tensor, Tensor]:
+        """Row `group` of the buffer is complete: its logits for all its readers.
+
+        Returns the value and its inverse RMS.
+        """
         rows, value_TD = self.plan.rows(group), self.values_NTD[group]
-        r_T = inverse_rms(value_TD, self.eps)
+        r_T = inverse_rms(value_TD, self.eps, out=self.r_NT[group])
         logits_RT = self.logits_RNT[rows.start :, group]
         torch.mm(self.queries_RD[rows.start :], value_TD.t(), out=logits_RT).mul_(r_T)
-        # `.data` has a version counter of its own: later sources go to other places of these tables, and
-        # autograd would take that for changes of what is saved here.
-        source = Source(value_TD.data, r_T, logits_RT.data, self.weights_RNT.data[rows.start :, group])
-        self.answer(group, rows)
-        return source
+        # `.data` has a version counter of its own: later sources go to other places of the buffer, and
+        # autograd would take that for a change of what is saved here.
+        return value_TD.data, r_T.data
 
-    def answer(self, group: int, rows: slice) -> None:
-        """The reads of a group over all finished sources."""
-        logits_GNT, weights_GNT = (table[rows, : group + 1] for table in (self.logits_RNT, self.weights_RNT))
-        if rows.stop - rows.start > 1 or group == 0:
-            self.lse_GT = softmax_with_lse(logits_GNT, weights_GNT)
+    def read(self, row: int) -> tuple[Tensor, Read]:
+        """h of a read, and what its backward pass needs."""
+        finished = self.plan.group_of(row + 1) + 1
+        # `.data` for the reason above.
+        values_NTD, r_NT = self.values_NTD.data[:finished], self.r_NT.data[:finished]
+        running_TD = self.running_TD
+        logits_NT = self.logits_RNT.data[row, : finished + (running_TD is not None)]
+        weights_NT = torch.softmax(logits_NT, 0)
+        a_NT = weights_NT[:finished]
+        if finished > 1:
+            h_TD = mix(a_NT[None], values_NTD)[0]
         else:
-            torch.softmax(logits_GNT, dim=1, out=weights_GNT)
-        values_NTD = self.values_NTD[: group + 1]
-        self.mixed_GTD = (
-            mix(weights_GNT, values_NTD) if group else values_NTD.expand(len(weights_GNT), -1, -1)
-        )
+            h_TD = values_NTD[0] * a_NT[0, :, None]
+        read = Read(values_NTD, r_NT, logits_NT[:finished], a_NT)
+        if running_TD is not None:
+            read.running_TD, read.running_weight_T = running_TD, weights_NT[finished]
+            h_TD.addcmul_(running_TD, read.running_weight_T[:, None])
+        return h_TD, read
 
     def add_to_running(self, row: int, output_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The running sum that read `row` sees, its inverse RMS and its logit."""
@@ -77,12 +74,12 @@ class Forward:
             running_TD = output_TD.detach().to(self.values_NTD.dtype)
         else:
             running_TD = self.running_TD + output_TD
+        self.running_TD = running_TD
         r_T = inverse_rms(running_TD, self.eps)
-        self.running_TD, self.running_logit_T = (
-            running_TD,
-            torch.mv(running_TD, self.queries_RD[row]).mul_(r_T),
-        )
-        return running_TD, r_T, self.running_logit_T
+        # The place in this row of the source that will be finished next: nobody else writes or reads it.
+        logit_T = self.logits_RNT.data[row, self.plan.group_of(row + 1) + 1]
+        torch.mv(running_TD, self.queries_RD[row], out=logit_T).mul_(r_T)
+        return running_TD, r_T, logit_T
 
     def finish_block(self, group: int, output_TD: Tensor) -> None:
         """The last output of a block completes source `group`."""
@@ -90,16 +87,23 @@ class Forward:
             self.values_NTD[group].copy_(output_TD)
         else:
             torch.add(self.running_TD, output_TD, out=self.values_NTD[group])
-        self.running_TD = self.running_logit_T = None
+        self.running_TD = None
 
 
-def softmax_with_lse(logits_GNT: Tensor, out_GNT: Tensor) -> Tensor:
-    """Softmax over sources, into `out_GNT`; returns the logarithm of its denominator."""
-    largest_G1T = logits_GNT.amax(1, keepdim=True)
-    torch.sub(logits_GNT, largest_G1T, out=out_GNT).exp_()
-    total_G1T = out_GNT.sum(1, keepdim=True)
-    out_GNT.div_(total_G1T)
-    return largest_G1T.add_(total_G1T.log_()).squeeze(1)
+@dataclass
+class Read:
+    """One read as its backward pass needs it: N finished sources, and the running sum if it saw one."""
+
+    values_NTD: Tensor
+    r_NT: Tensor
+    logits_NT: Tensor
+    weights_NT: Tensor  # a
+    running_TD: Tensor | None = None
+    running_weight_T: Tensor | None = None  # b
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        fields = (getattr(self, name) for name in self.__dataclass_fields__)
+        return tuple(tensor for tensor in fields if tensor is not None)
 
 
 @dataclass
@@ -108,8 +112,10 @@ class Backward:
 
     plan: Plan
     pass_id: int = -1
-    gradients_RTD: Tensor | None = None  # (1 - b_l) G_l of the rows stored so far
-    mean_RT: Tensor | None = None  # (1 - b_l) G_l . h_l
+    gradients_RTD: Tensor | None = None  # G_l of the rows stored so far
+    weights_RNT: Tensor | None = None  # a_il
+    factors_RNT: Tensor | None = None  # r_i ds_il
+    scale_NT: Tensor | None = None  # r_i sum_l ds_il s_il
     stored: set[int] = field(default_factory=set)  # rows whose read was used
     running: dict[int, Tensor] = field(default_factory=dict)  # row -> ds_running, [T]
     sum_TD: Tensor | None = None  # gradient of the running sum so far
@@ -132,60 +138,59 @@ class Backward:
     def release(self) -> None:
         self.__init__(self.plan)  # type: ignore[misc]
 
-    def store(self, row: int, gradient_TD: Tensor, h_TD: Tensor) -> None:
-        """Gradient of a read that saw finished sources only."""
-        gradients_RTD, mean_RT = self._tables(gradient_TD)
+    def store(self, row: int, gradient_TD: Tensor, read: Read) -> None:
+        """The gradient of a read, for its sources to pull."""
+        gradients_RTD, weights_RNT, factors_RNT, scale_NT = self._tables(gradient_TD)
         self.stored.add(row)
         gradients_RTD[row].copy_(gradient_TD)
-        torch.sum(gradient_TD * h_TD, -1, out=mean_RT[row])
+        sources, weights_NT = len(read.values_NTD), read.weights_NT
+        weights_RNT[row, :sources].copy_(weights_NT)
+        products_NT = dots(gradient_TD, read.values_NTD)
+        mean_T = (weights_NT * products_NT).sum(0)
+        if read.running_TD is not None:
+            self._store_running(row, gradient_TD, read, mean_T)
+        factors_NT = factors_RNT[row, :sources]
+        torch.mul(products_NT.sub_(mean_T).mul_(weights_NT), read.r_NT, out=factors_NT)
+        scale_NT[:sources].addcmul_(factors_NT, read.logits_NT)
 
-    def store_with_running(
-        self, row: int, gradient_TD: Tensor, h_TD: Tensor, running_TD: Tensor, weight_T: Tensor
-    ) -> None:
-        """Gradient of a read that also saw the running sum, with weight b."""
-        gradients_RTD, mean_RT = self._tables(gradient_TD)
-        self.stored.add(row)
-        keep_T = 1 - weight_T
-        torch.mul(gradient_TD, keep_T[:, None], out=gradients_RTD[row])
-        mean_T = (gradient_TD * h_TD).sum(-1)
-        self.running[row] = (gradient_TD * running_TD).sum(-1).sub_(mean_T).mul_(weight_T)
-        torch.mul(mean_T, keep_T, out=mean_RT[row])
+    def _store_running(self, row: int, gradient_TD: Tensor, read: Read, mean_T: Tensor) -> None:
+        """The part of the running sum, of weight b. Adds to c."""
+        weight_T = read.running_weight_T
+        assert weight_T is not None and read.running_TD is not None
+        product_T = (gradient_TD * read.running_TD).sum(-1)
+        mean_T.addcmul_(product_T, weight_T)
+        self.running[row] = product_T.sub_(mean_T).mul_(weight_T)
         if self.sum_TD is None:
             self.sum_TD = gradient_TD * weight_T[:, None]
         else:
             self.sum_TD = torch.addcmul(self.sum_TD, gradient_TD, weight_T[:, None])
 
-    def _tables(self, gradient_TD: Tensor) -> tuple[Tensor, Tensor]:
-        if self.gradients_RTD is None or self.mean_RT is None:
-            self.gradients_RTD = gradient_TD.new_empty(self.plan.layers, *gradient_TD.shape)
-            self.mean_RT = self.gradients_RTD.new_empty(self.plan.layers, len(gradient_TD))
-        return self.gradients_RTD, self.mean_RT
+    def _tables(self, gradient_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self.gradients_RTD is None:
+            tokens, groups, layers = len(gradient_TD), self.plan.groups, self.plan.layers
+            self.gradients_RTD = gradient_TD.new_empty(layers, *gradient_TD.shape)
+            self.weights_RNT = gradient_TD.new_empty(layers, groups, tokens)
+            self.factors_RNT = torch.empty_like(self.weights_RNT)
+            self.scale_NT = gradient_TD.new_zeros(groups, tokens)
+        assert self.weights_RNT is not None and self.factors_RNT is not None and self.scale_NT is not None
+        return self.gradients_RTD, self.weights_RNT, self.factors_RNT, self.scale_NT
 
-    def pull(self, group: int, source: Source, queries_RD: Tensor) -> Tensor | None:
+    def pull(self, group: int, value_TD: Tensor, r_T: Tensor, queries_RD: Tensor) -> Tensor | None:
         """dv of source `group`, from what all its readers have stored. Adds to dw."""
-        if self.gradients_RTD is None or self.mean_RT is None:
+        if not self.stored:
             return None
-        own = self.plan.rows(group)
-        rows = slice(own.start, max(self.stored) + 1)
-        for row in range(own.start, min(own.stop, rows.stop)):
-            if row not in self.stored:  # nobody used what this read gave
-                self.gradients_RTD[row].zero_()
-                self.mean_RT[row].zero_()
-        readers = rows.stop - rows.start
-        value_TD, logits_RT, weights_RT = (
-            source.value_TD,
-            source.logits_RT[:readers],
-            source.weights_RT[:readers],
-        )
-        gradients_RTD = self.gradients_RTD[rows]
-        gradient_TD = mix(weights_RT[None], gradients_RTD)[0]
-        factors_RT = (
-            dots(value_TD[None], gradients_RTD)[0].sub_(self.mean_RT[rows]).mul_(weights_RT).mul_(source.r_T)
-        )
-        scale_T = (factors_RT * logits_RT).sum(0).mul_(source.r_T)
+        gradients_RTD, weights_RNT, factors_RNT, scale_NT = self._tables(value_TD)
+        rows = slice(self.plan.rows(group).start, max(self.stored) + 1)
+        for row in {*range(rows.start, rows.stop)} - self.stored:  # nobody used what this read gave
+            for table in (gradients_RTD, weights_RNT, factors_RNT):
+                table[row].zero_()
+            self.stored.add(row)
+        factors_RT = factors_RNT[rows, group]
+        gradient_TD = mix(weights_RNT[None, rows, group], gradients_RTD[rows])[0]
         gradient_TD.addmm_(factors_RT.t(), queries_RD[rows])
+        scale_T = scale_NT[group] * r_T
         gradient_TD.addcmul_(value_TD, scale_T[:, None], value=-1 / value_TD.shape[-1])
-        self.add_query_gradient(rows, factors_RT, value_TD)
+        self._queries(value_TD)[rows].addmm_(factors_RT, value_TD)
         return gradient_TD
 
     def pull_running(
@@ -199,10 +204,10 @@ class Backward:
         gradient_TD = torch.addcmul(self.sum_TD, factor_T[:, None], queries_RD[row])
         scale_T = (factor_T * logit_T).mul_(r_T)
         gradient_TD.addcmul_(running_TD, scale_T[:, None], value=-1 / running_TD.shape[-1])
-        self.add_query_gradient(slice(row, row + 1), factor_T[None], running_TD)
+        self._queries(running_TD)[row].addmv_(running_TD.t(), factor_T)
         return gradient_TD
 
-    def add_query_gradient(self, rows: slice, factors_RT: Tensor, values_TD: Tensor) -> None:
+    def _queries(self, values_TD: Tensor) -> Tensor:
         if self.queries_RD is None:
             self.queries_RD = values_TD.new_zeros(self.plan.layers, values_TD.shape[-1])
-        self.queries_RD[rows].addmm_(factors_RT, values_TD)
+        return self.queries_RD
