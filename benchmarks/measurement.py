@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ class Timing:
     step_ms: float  # median
     spread_ms: float  # half the distance between the quartiles
     ratio: float  # median over rounds of this contender's time over the first one's in the same round
+    ratio_interval: tuple[float, float]  # of that median, of at least 95 %, from the ranks of the ratios
     rounds: int
 
 
@@ -60,9 +62,27 @@ def _time(step: Callable[[], object], count: int, clock: Clock, cuda: bool) -> f
 
 def _summary(seconds: Sequence[float], first: Sequence[float]) -> Timing:
     quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    ratio = statistics.median(own / other for own, other in zip(seconds, first, strict=False))
+    ratios = sorted(own / other for own, other in zip(seconds, first, strict=False))
     spread = (quartiles[2] - quartiles[0]) / 2
-    return Timing(1e3 * statistics.median(seconds), 1e3 * spread, ratio, len(seconds))
+    rank = _rank(len(ratios))
+    interval = (ratios[rank], ratios[-1 - rank])
+    return Timing(
+        1e3 * statistics.median(seconds), 1e3 * spread, statistics.median(ratios), interval, len(seconds)
+    )
+
+
+def _rank(count: int) -> int:
+    """The largest k so that the median lies between the values of rank k and count - 1 - k in 95 % of cases.
+
+    0, the whole range, also where even that covers less (fewer than six values).
+    """
+    outside, rank = 0.0, 0
+    while rank < count // 2:
+        outside += 2 * math.comb(count, rank) * 0.5**count
+        if outside > 0.05:
+            break
+        rank += 1
+    return max(0, rank - 1)
 
 
 def peak_memory_bytes(build: Callable[[], Callable[[], object]], cuda: bool) -> int:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from contenders import ON_REQUEST, PEERS, RULES, Shape, absent, build, names  # noqa: E402
 from measurement import CLOCKS, SLOW, SLOW_ROUNDS, interleave, peak_memory_bytes  # noqa: E402
 
+PEER_WIDTH = 256
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 SHAPES = [
     (256, 8, "float32"),
@@ -96,22 +97,26 @@ def shapes(arguments: argparse.Namespace) -> list[Shape]:
     ]
 
 
-def contenders(arguments: argparse.Namespace, width: int) -> list[tuple[str, str]]:
-    """The chosen (rule, implementation) pairs that are installed; prenorm is always the first."""
+def contenders(arguments: argparse.Namespace, shape: Shape) -> list[tuple[str, str]]:
+    """The chosen (rule, implementation) pairs that are installed; prenorm is always the first.
+
+    Unless they are named, peers are timed in float32 and up to PEER_WIDTH only: they take long.
+    """
     rules = set(filter(None, (arguments.rules or "").split(",")))
     implementations = set(filter(None, (arguments.implementations or "").split(",")))
+    cheap = shape.dtype == "float32" and shape.width <= PEER_WIDTH
     chosen = []
     for rule, implementation in names():
-        chosen_rule = rule in rules if rules else rule not in ON_REQUEST
-        wanted = chosen_rule and (not implementations or implementation in implementations)
-        if rule == "prenorm" or wanted:
+        by_default = rule not in ON_REQUEST and (cheap or rule not in PEERS)
+        wanted = rule in rules if rules else by_default
+        if rule == "prenorm" or (wanted and (not implementations or implementation in implementations)):
             chosen.append((rule, implementation))
-    return [pair for pair in chosen if absent(pair[0], width) is None]
+    return [pair for pair in chosen if absent(pair[0], shape.width) is None]
 
 
 def measure(shape: Shape, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per contender of a shape."""
-    pairs = contenders(arguments, shape.width)
+    pairs = contenders(arguments, shape)
     cuda = shape.device == "cuda"
     memory = [
         None if arguments.no_memory or rule == "matmul" else _fresh(rule, i, shape) for rule, i in pairs
@@ -130,6 +135,7 @@ def measure(shape: Shape, arguments: argparse.Namespace) -> list[dict[str, Any]]
             "step_ms": timing.step_ms,
             "spread_ms": timing.spread_ms,
             "ratio_to_prenorm": timing.ratio,
+            "ratio_interval": timing.ratio_interval,
             "tokens_per_second": 1e3 * shape.batch * shape.context / timing.step_ms,
             "peak_memory_bytes": peak,
             "peak_memory_ratio": peak / memory[0] if peak and memory[0] else None,
@@ -178,7 +184,7 @@ COLUMNS = (
     "step, ms",
     "spread",
     "tokens/s",
-    "ratio to prenorm",
+    "ratio to prenorm [95 %]",
     "memory ratio",
 )
 
@@ -204,11 +210,12 @@ def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    memory = row["peak_memory_ratio"]
+    memory, (low, high) = row["peak_memory_ratio"], row["ratio_interval"]
+    interval = "" if low == high else f" [{low:.3f}, {high:.3f}]"
     return (
         f"| {row['width']}, {row['depth']} | {row['dtype']} | {row['rule']} | {row['implementation']} | "
         f"{row['step_ms']:.1f} | {row['spread_ms']:.1f} | {row['tokens_per_second']:,.0f} | "
-        f"{row['ratio_to_prenorm']:.3f} | {'' if memory is None else f'{memory:.2f}'} |"
+        f"{row['ratio_to_prenorm']:.3f}{interval} | {'' if memory is None else f'{memory:.2f}'} |"
     )
 
 

@@ -1,5 +1,6 @@
 """The benchmark compares what it says it compares and refuses what it does not know. No time is asserted."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,6 +9,34 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "step_time.py"
+
+
+sys.path.insert(0, str(SCRIPT.parent))
+measurement = importlib.import_module("measurement")
+
+
+@pytest.mark.parametrize(("count", "rank"), [(1, 0), (5, 0), (8, 0), (9, 1), (15, 3), (25, 7)])
+def test_ranks_of_the_interval_of_a_median_are_those_of_the_sign_test(count, rank):
+    assert measurement._rank(count) == rank
+
+
+def test_ratios_are_taken_within_a_round_and_slow_contenders_take_part_less_often():
+    """A clock that only the steps move: each round is twice as slow as the one before, ratios stay."""
+    now, calls = [0.0], []
+
+    def step(name, cost):
+        def run():
+            calls.append(name)
+            now[0] += cost * 2 ** (calls.count("first") // 10)
+
+        return run
+
+    steps = [step("first", 1.0), step("twice", 2.0), step("ten", 10.0)]
+    first, twice, ten = measurement.interleave(steps, 9, lambda: now[0], cuda=False)
+    assert first.ratio == 1.0 and first.ratio_interval == (1.0, 1.0)
+    assert first.rounds == twice.rounds == 9 and ten.rounds == measurement.SLOW_ROUNDS
+    assert twice.ratio == pytest.approx(2.0)
+    assert ten.ratio == pytest.approx(10.0)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
