@@ -1,7 +1,7 @@
 """A yardstick of nanoGPT's design: LayerNorm, one QKV product, GELU, learned positions, tied embedding.
 
-It has no biases. Its products are this project's, so that designs are compared, not how two libraries do without
-bfloat16 arithmetic.
+It has no biases. Its products are this project's, so that designs are compared, not how two libraries do
+without bfloat16 arithmetic.
 """
 
 from __future__ import annotations
