@@ -5,6 +5,7 @@ Nobody downstream recomputes steps, rates or counts; what is stored in the recor
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -148,6 +149,10 @@ def _trial_id(config: TrialConfig, steps: int, fingerprint: str, device: str) ->
         for key in keys:
             del mapping[group][key]
     mapping["residual"].pop("implementation", None)  # two ways to compute one rule
+    for field in dataclasses.fields(config.residual):
+        # An option that came after its rule has a default: there the trial is what it was without the option.
+        if getattr(config.residual, field.name) == field.default:
+            del mapping["residual"][field.name]
     for key in ("tracking", "study_name", "runs_dir"):
         del mapping[key]
     mapping |= {"steps": steps, "data_fingerprint": fingerprint, "device": device}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import reference_attnres
 import reference_residual
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class Meter:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         self.flops += x.shape[-1]
         return x + y
+
+    def times(self, x: Tensor, y: Tensor) -> Tensor:
+        self.flops += x.shape[-1]
+        return x * y
 
     def weighted(self, coefficients: list[Tensor], xs: list[Tensor]) -> Tensor:
         """sum_i c_i x_i; c_i is a number, [.., 1] per token, or [d] per channel."""
@@ -228,7 +233,7 @@ RULES: dict[str, Callable[[Run, Tensor], None]] = {
         mhc_lite,
         rms_block,
     )
-}
+} | dict.fromkeys(("attnres_full", "attnres_block", "attnres_window"), reference_attnres.attnres)
 
 
 def loss_nats(

@@ -47,6 +47,9 @@ def default_spec(rule: str) -> specs.RuleSpec:
 def reference_options(spec: specs.RuleSpec, layers: int) -> dict[str, Any]:
     if isinstance(spec, specs.RMSBlock):
         return {"block_size": spec.resolved_block_size(layers)}
+    if isinstance(spec, specs.AttnRes):
+        sources = {"block_size": spec.resolved_block_size(layers), "window": spec.resolved_window(layers)}
+        return dataclasses.asdict(spec) | sources
     return dataclasses.asdict(spec)
 
 

@@ -13,6 +13,7 @@ RULES: Mapping[type[specs.RuleSpec], Callable[[Any, int, int, float], ResidualRu
     specs.PreNorm: lambda spec, layers, width, eps: prenorm.PreNorm(),
     specs.AttnResFull: attnres.AttnResFull,
     specs.AttnResBlock: attnres.AttnResBlock,
+    specs.AttnResWindow: attnres.AttnResWindow,
     specs.RMSBlock: rms_block.RMSBlock,
     specs.DenseFormer: lambda spec, layers, width, eps: denseformer.DenseFormer(layers),
     specs.HyperConnections: multi_stream.HyperConnections,
