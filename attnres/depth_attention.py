@@ -103,7 +103,8 @@ class _Read(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.backward, ctx.row = backward, row
-        h_TD, read = forward.read(row)
+        with _without_autocast(token):
+            h_TD, read = forward.read(row)
         ctx.save_for_backward(*read.tensors())
         return h_TD, token.new_empty(0)
 

@@ -95,9 +95,13 @@ def test_plan_gives_each_read_its_row_and_each_block_its_source(layers, block_si
         assert layer - 1 in range(layers)[plan.rows(plan.group_of(layer))]
 
 
-def test_reads_are_float32_under_autocast_whatever_type_the_outputs_have():
+WIDTHS_OF_BOTH_PRODUCTS = (48, BAG_WIDTH + 8)
+
+
+@pytest.mark.parametrize("width", WIDTHS_OF_BOTH_PRODUCTS)
+def test_reads_are_float32_under_autocast_whatever_type_the_outputs_have(width):
     """Outputs arrive in bfloat16, as a Linear gives them; nothing else may be rounded to it."""
-    exact, toy = make_toy(6, 2, width=64), make_toy(6, 2, width=64, dtype=torch.float32)
+    exact, toy = make_toy(6, 2, width=width), make_toy(6, 2, width=width, dtype=torch.float32)
 
     def rounding(h, weight):
         return torch.tanh(h.double() @ weight.double()).to(torch.bfloat16)
@@ -115,14 +119,15 @@ def test_reads_are_float32_under_autocast_whatever_type_the_outputs_have():
         assert relative_error(gradient, exact.gradients()[name]) < 5e-2, name
 
 
-def test_given_bfloat16_outputs_the_reads_are_exact_to_float32():
-    toy = make_toy(5, 2, width=48, dtype=torch.float32)
+@pytest.mark.parametrize("width", WIDTHS_OF_BOTH_PRODUCTS)
+def test_given_bfloat16_outputs_the_reads_are_exact_to_float32(width):
+    toy = make_toy(5, 2, width=width, dtype=torch.float32)
     outputs = [torch.randn_like(toy.embedding).to(torch.bfloat16) for _ in range(5)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         given = iter(outputs)
         reads = fused_reads(toy, lambda h, weight: next(given))
     given = iter(outputs)
-    exact = make_toy(5, 2, width=48)
+    exact = make_toy(5, 2, width=width)
     expected = expected_reads(exact, lambda h, weight: next(given).double())
     for read, wanted in zip(reads, expected, strict=True):
         assert relative_error(read.detach(), wanted.detach()) < 1e-5
