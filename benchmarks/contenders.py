@@ -13,6 +13,7 @@ from stand_in import StandInGPT
 from torch import Tensor, nn
 
 from attnres.compose import compose_trial
+from attnres.autocast import lacks_bfloat16
 from attnres.config import ModelConfig, OptimConfig
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
@@ -149,7 +150,9 @@ def _training_step(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]
 def _products(shape: Shape) -> Step:
     """The products of projections, MLP and unembedding, forward and both of backward; no attention scores."""
     d, f, tokens = shape.width, shape.mlp_width, shape.batch * shape.context
-    dtype = torch.bfloat16 if shape.dtype == "bfloat16" else torch.float32
+    # As the model multiplies: in float32 where the processor has no bfloat16 arithmetic.
+    emulated = shape.device == "cpu" and lacks_bfloat16()
+    dtype = torch.bfloat16 if shape.dtype == "bfloat16" and not emulated else torch.float32
     sizes = [(d, d)] * 4 + [(d, f)] * 2 + [(f, d)]
     triples = [
         tuple(torch.randn(s, dtype=dtype, device=shape.device) for s in ((tokens, i), (i, o), (tokens, o)))
