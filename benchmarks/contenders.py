@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from stand_in import StandInGPT
 from torch import Tensor, nn
 
-from attnres.compose import compose_trial
 from attnres.autocast import lacks_bfloat16
+from attnres.compose import compose_trial
 from attnres.config import ModelConfig, OptimConfig
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
