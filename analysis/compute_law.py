@@ -69,7 +69,10 @@ def fit_compute_law(
     distinct = np.unique(compute).size
     if distinct < MIN_LEVELS + with_floor:
         raise DataError(f"C: {distinct} distinct value(s); the law needs {MIN_LEVELS + with_floor}")
-    data = scale_points(compute, np.ones_like(compute), loss)
+    # theta is that of L(N, D): the term of D is held at none, and without a floor the floor as well. Small
+    # start values alone do not keep them out, for the search may leave them.
+    free = np.array([True, True, False, False, with_floor])
+    data = replace(scale_points(compute, np.ones_like(compute), loss), free=free)
     guesses = random_starts(starts, data.x, data.y, data.loss, seed)
     guesses[:, 0] = np.log(np.exp(guesses[:, 0]) + np.exp(guesses[:, 2]))
     guesses[:, 2], guesses[:, 3] = LOWEST_LOG_TERM, 0.0  # no term of D

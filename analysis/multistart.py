@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,8 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True)
 class ScaledPoints:
-    """The data in sorted order (so the row order cannot matter) and in scaled variables."""
+    """The data in sorted order (so the row order cannot matter) and in scaled variables; which of the five
+    parameters of theta are fitted."""
 
     x: Array
     y: Array
@@ -76,11 +77,12 @@ class ScaledPoints:
     log_n: float
     log_d: float
     log_loss: float
+    free: Rows = field(default_factory=lambda: np.ones(5, dtype=bool))
 
     def problem(self, objective: Objective, delta: float | None = None) -> Problem:
         target = np.log(self.loss) if objective.log else self.loss
         delta = objective.delta if delta is None else delta
-        return Problem(self.x, self.y, target, np.ones(self.x.size), objective.log, delta)
+        return Problem(self.x, self.y, target, np.ones(self.x.size), objective.log, delta, self.free)
 
     def parameters(self, theta: Array) -> Array:
         """theta [..., 5] -> E, A, B, alpha, beta [..., 5] in the user's units.

@@ -9,7 +9,7 @@ Shapes: R problems (starts or bootstrap draws), P points, 5 parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ class Problem:
     """What is fitted: x, y [P]; target [P] or [R, P]; weight [P] or [R, P].
 
     With `log` the residual is ln L_fit - ln L and target is ln L; otherwise it is L_fit - L. `delta` is
-    Huber's: r^2 / 2 up to delta, delta (|r| - delta / 2) beyond; infinity is least squares.
+    Huber's: r^2 / 2 up to delta, delta (|r| - delta / 2) beyond; infinity is least squares. Parameters that
+    are not `free` [5] keep the value of the start.
     """
 
     x: Array
@@ -38,12 +39,13 @@ class Problem:
     weight: Array
     log: bool
     delta: float
+    free: NDArray[np.bool_] = field(default_factory=lambda: np.ones(5, dtype=bool))
 
     def rows(self, index: NDArray[np.intp]) -> Problem:
         """The problems of these rows only."""
         target = self.target if self.target.ndim == 1 else self.target[index]
         weight = self.weight if self.weight.ndim == 1 else self.weight[index]
-        return Problem(self.x, self.y, target, weight, self.log, self.delta)
+        return replace(self, target=target, weight=weight)
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,21 @@ def derivatives(theta: Array, problem: Problem, reweighted: bool) -> tuple[Array
     jacobian = share[[0, 0, 1, 1, 2]] * design.reshape(5, *([1] * (share.ndim - 2)), -1)
     jacobian = np.moveaxis(jacobian, 0, -2)  # [R, 5, P]
     gradient = (jacobian @ slope[..., None])[..., 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        touching = problem.weight * np.where(residual == 0, 1.0, clipped / residual)
     if reweighted:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            curvature = problem.weight * np.where(residual == 0, 1.0, clipped / residual)
-        return gradient, _outer_sum(jacobian, curvature)
+        return gradient, _outer_sum(jacobian, touching)
     inside = problem.weight * (np.abs(residual) <= problem.delta)
+    # A law of one term is linear in theta: with hardly a point within delta (a resample may lack them) its
+    # Hessian is zero and the step infinite.
+    few = np.asarray(((inside > 0).sum(axis=-1) < problem.free.sum()) & ~problem.free.all())
     hessian = _outer_sum(jacobian, inside - slope if problem.log else inside)
     # Second derivative of the value: sum over terms of share z' z'^T (minus J J^T for the log, done above).
     for term, block in ((0, slice(0, 2)), (1, slice(2, 4)), (2, slice(4, 5))):
         pulled = (slope * share[term])[..., None, :] * design[block]
         hessian[..., block, block] += pulled @ design[block].T
+    if few.any():
+        hessian = np.where(few[..., None, None], _outer_sum(jacobian, touching), hessian)
     return gradient, hessian
 
 
@@ -139,7 +146,7 @@ def minimise(start: Array, problem: Problem, cautious: int = CAUTIOUS_ITERATIONS
         part = problem.rows(active)
         here = theta[active]
         gradient, curvature = derivatives(here, part, reweighted=iteration < cautious)
-        step, promise = _damped_step(gradient, curvature, damping[active], here)
+        step, promise = _damped_step(gradient, curvature, damping[active], here, part.free)
         trial = np.clip(here + step, _LOWER, _UPPER)
         value = objective_value(trial, part)
         better = value < objective[active]
@@ -153,13 +160,15 @@ def minimise(start: Array, problem: Problem, cautious: int = CAUTIOUS_ITERATIONS
     return Search(theta, objective, converged)
 
 
-def _damped_step(gradient: Array, curvature: Array, damping: Array, theta: Array) -> tuple[Array, Array]:
+def _damped_step(
+    gradient: Array, curvature: Array, damping: Array, theta: Array, may_move: NDArray[np.bool_]
+) -> tuple[Array, Array]:
     """Step along -(|H| + damping) ^-1 g and the decrease that the undamped model promises.
 
     |H| has the absolute eigenvalues, so a saddle is left and not approached. Parameters at a bound that the
-    gradient pushes outwards stay where they are.
+    gradient pushes outwards stay where they are, and so do those that may not move.
     """
-    held = ((theta <= _LOWER) & (gradient > 0)) | ((theta >= _UPPER) & (gradient < 0))
+    held = ~may_move | ((theta <= _LOWER) & (gradient > 0)) | ((theta >= _UPPER) & (gradient < 0))
     gradient = np.where(held, 0.0, gradient)
     free = ~held
     curvature = curvature * (free[..., None] & free[..., None, :])
@@ -171,6 +180,7 @@ def _damped_step(gradient: Array, curvature: Array, damping: Array, theta: Array
     size = np.maximum(np.abs(values), 1e-13)
     along = np.einsum("...ij,...i->...j", vectors, gradient / diagonal)
     step = -np.einsum("...ij,...j->...i", vectors, along / (size + damping[..., None])) / diagonal
+    step = np.where(held, 0.0, step)
     longest = np.abs(step).max(axis=-1, keepdims=True)
     return step * np.minimum(1.0, 3.0 / np.maximum(longest, 1e-300)), (along**2 / size).sum(axis=-1)
 
@@ -194,7 +204,8 @@ def least_absolute(theta: Array, problem: Problem) -> Array:
         value, share = fitted(theta, problem.x, problem.y, problem.log)
         residual = value - problem.target
         jacobian = design * share[[0, 0, 1, 1, 2]].T
-        low, high = np.maximum(-radius, _LOWER - theta), np.minimum(radius, _UPPER - theta)
+        reach = np.where(problem.free, radius, 0.0)
+        low, high = np.maximum(-reach, _LOWER - theta), np.minimum(reach, _UPPER - theta)
         programme = linprog(  # step and the absolute residuals after it
             cost,
             A_ub=np.block([[jacobian, -eye], [-jacobian, -eye]]),
