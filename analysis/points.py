@@ -123,7 +123,8 @@ def read_points(
     """
     header, rows = _read_csv(path)
     mapped = parse_columns(columns, header)
-    conditions = parse_where(where, header, mapped) if where else []
+    known = _with_derived(mapped, header)
+    conditions = parse_where(where, header, known) if where else []
     quantities = [q for q in QUANTITIES if q in mapped and q in _sources(needed, mapped)]
     used = {column for quantity in quantities for column in mapped[quantity].columns()}
     left_out = {"where": 0, "empty": 0, "drop_highest": 0}
@@ -131,7 +132,7 @@ def read_points(
     for row in rows:
         if drop_empty and any(not row.cells[column].strip() for column in used):
             left_out["empty"] += 1
-        elif not all(condition.holds(row, mapped) for condition in conditions):
+        elif not all(condition.holds(row, known) for condition in conditions):
             left_out["where"] += 1
         else:
             kept.append(row)
@@ -251,6 +252,24 @@ def _sources(needed: Sequence[str], mapped: Mapping[str, Expression]) -> set[str
             raise ConfigError("--columns", ",".join(mapped), f"needs {quantity}{how} for this law")
         sources.update(others)
     return sources
+
+
+def _with_derived(mapped: Mapping[str, Expression], header: Sequence[str]) -> dict[str, Expression]:
+    """With the one of N, D, C that is not mapped, where the other two are: conditions may name it too.
+
+    A column of that name is the column.
+    """
+    missing = [quantity for quantity in ("N", "D", "C") if quantity not in mapped]
+    if len(missing) != 1 or missing[0] in header:
+        return dict(mapped)
+    six = (FLOPS_PER_PARAMETER_TOKEN, 1)
+    if missing == ["C"]:
+        product = Expression("6*N*D", (six, *mapped["N"].factors, *mapped["D"].factors))
+        return {**mapped, "C": product}
+    other = "D" if missing == ["N"] else "N"
+    below = (six, *mapped[other].factors)
+    inverse = tuple((factor, -power) for factor, power in below)
+    return {**mapped, missing[0]: Expression(f"C/(6*{other})", (*mapped["C"].factors, *inverse))}
 
 
 def _derive(values: dict[str, Array], expressions: dict[str, str], needed: Sequence[str]) -> None:

@@ -47,9 +47,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_parametric_through_the_command(table: Path) -> None:
     command = [sys.executable, "-m", "analysis.fit", str(table), "--law", "parametric", "--columns", COLUMNS]
-    options = ["--drop-highest", "5", "--where", "C<1e21", "--starts", "20", "--bootstrap", "20", "--json"]
+    options = ["--drop-highest", "5", "--where", "C<1e22", "--starts", "20", "--bootstrap", "20", "--json"]
     done = subprocess.run(
-        [*command, *options[:2], "--where", "Training FLOP<1e22", *options[4:]],
+        [*command, *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -84,6 +84,23 @@ def test_units_by_expression_scale_the_coefficients(table: Path) -> None:
     millions = COLUMNS.replace("Model Size", "Model Size/1e6")
     second = fit_csv(table, "parametric", millions, starts=3, bootstrap=0)["parameters"]
     assert second["A"] == pytest.approx(first["A"] * 1e6 ** -first["alpha"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "where"),
+    [
+        (COLUMNS, "C<1e21"),  # of N, D and C the one that is not given
+        ("N=Model Size,C=Training FLOP,loss=loss", "D<1e10"),
+        ("D=Training Tokens,C=Training FLOP,loss=loss", "N<1e9"),
+    ],
+)
+def test_conditions_on_what_comes_from_6_n_d(table: Path, columns: str, where: str) -> None:
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    column, limit = {"C": "Training FLOP", "D": "Training Tokens", "N": "Model Size"}[where[0]], where[2:]
+    expected = [float(row["loss"]) for row in rows if float(row[column]) < float(limit)]
+    assert 0 < len(expected) < len(rows)
+    points = read_points(table, columns, ("N", "D", "loss"), where)
+    assert points.values["loss"].tolist() == expected
 
 
 def test_where_and_drop_highest_choose_rows(table: Path) -> None:
@@ -149,6 +166,25 @@ def test_robust_power_law_ignores_an_outlier() -> None:
         assert fit.alpha == pytest.approx(0.05, abs=1e-4)
         assert fit.E == 0 and fit.starts_agreeing == 10
     assert abs(fit_compute_law(C, L, "log-least-squares", starts=5).alpha - 0.05) > 1e-3
+
+
+@pytest.mark.parametrize("objective", ["huber:1e-3", "huber:1", "lad", "log-least-squares", "least-squares"])
+@pytest.mark.parametrize("bootstrap", [0, 20])
+def test_a_power_law_without_a_floor_never_finds_one(objective: str, bootstrap: int) -> None:
+    """On data that have a floor, and in every draw: the search once left the start value of E."""
+    random = np.random.default_rng(0)
+    C = np.geomspace(1e17, 1e22, 40)
+    L = (1.5 + 400 * C**-0.13) * np.exp(0.01 * random.standard_normal(40))
+    fit = fit_compute_law(C, L, objective, starts=20, bootstrap=bootstrap)
+    assert fit.E == 0
+    assert abs(fit.alpha - 0.05) < 0.02  # with the floor it is 0.13
+    if objective in ("huber:1", "log-least-squares"):
+        slope, intercept = np.polyfit(np.log(C), np.log(L), 1)
+        assert fit.alpha == pytest.approx(-slope, rel=1e-6)
+        assert fit.A == pytest.approx(np.exp(intercept), rel=1e-5)
+    if fit.intervals:
+        low, high = fit.intervals["alpha"]
+        assert low < fit.alpha < high < 0.08
 
 
 def test_compute_law_agrees_with_the_closed_form() -> None:
