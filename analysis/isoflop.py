@@ -6,6 +6,7 @@ part in the power law of optima N_opt = k C^a.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from analysis.arrays import Array, finite_positive
-from attnres.errors import DataError
+from attnres.errors import ConfigError, DataError
 
 BUDGET_TOLERANCE = 0.05  # relative: budgets closer than this are one
 MIN_SIZES = 3
@@ -104,6 +105,8 @@ def fit_isoflop(
     size, compute, loss = finite_positive(N=N, C=C, L=L)
     order = np.lexsort((loss, size, compute))
     size, compute, loss = size[order], compute[order], loss[order]
+    if not (math.isfinite(budget_tolerance) and budget_tolerance > 0):
+        raise ConfigError("--budget-tolerance", budget_tolerance, "must be a positive number")
     breaks = np.flatnonzero(np.diff(np.log(compute)) > np.log1p(budget_tolerance)) + 1
     groups = np.split(np.arange(size.size), breaks)
     found = [budget_optimum(size[g], loss[g], float(np.exp(np.log(compute[g]).mean()))) for g in groups]

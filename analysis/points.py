@@ -51,8 +51,8 @@ class Points:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A row of the file with its line number, for messages."""
+class Row:
+    """A row of a file with its line number, for messages."""
 
     cells: Mapping[str, str]
     line: int
@@ -75,7 +75,7 @@ class Expression:
     def columns(self) -> list[str]:
         return [factor for factor, _ in self.factors if isinstance(factor, str)]
 
-    def value(self, row: _Row) -> float:
+    def value(self, row: Row) -> float:
         result = 1.0
         for factor, power in self.factors:
             number = row.number(factor) if isinstance(factor, str) else factor
@@ -94,7 +94,7 @@ class Condition:
     operator: str
     value: str
 
-    def holds(self, row: _Row, mapped: Mapping[str, Expression]) -> bool:
+    def holds(self, row: Row, mapped: Mapping[str, Expression]) -> bool:
         compare = OPERATORS[self.operator]
         try:
             limit: float | str = float(self.value)
@@ -121,7 +121,7 @@ def read_points(
     leaves out rows with an empty needed cell instead of refusing them.
     Raises ConfigError or DataError naming the field and the value.
     """
-    header, rows = _read_csv(path)
+    header, rows = read_csv(path)
     mapped = parse_columns(columns, header)
     known = _with_derived(mapped, header)
     conditions = parse_where(where, header, known) if where else []
@@ -154,7 +154,8 @@ def read_points(
     return Points(values, expressions, len(rows), left_out)
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[_Row]]:
+def read_csv(path: Path) -> tuple[list[str], list[Row]]:
+    """Header and non-empty rows of a CSV file. Raises DataError, one line, for what is no such table."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -174,7 +175,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[_Row]]:
     for number, cells in lines:
         if len(cells) != len(header):
             raise DataError(f"{path}: line {number} has {len(cells)} cells, the header {len(header)}")
-    return header, [_Row(dict(zip(header, cells, strict=True)), number) for number, cells in lines]
+    return header, [Row(dict(zip(header, cells, strict=True)), number) for number, cells in lines]
 
 
 def parse_columns(text: str, header: Sequence[str]) -> dict[str, Expression]:
@@ -286,7 +287,7 @@ def _derive(values: dict[str, Array], expressions: dict[str, str], needed: Seque
             expressions[quantity] = f"C/(6*{other})"
 
 
-def _positive(quantity: str, mapped: Mapping[str, Expression], row: _Row) -> float:
+def _positive(quantity: str, mapped: Mapping[str, Expression], row: Row) -> float:
     value = mapped[quantity].value(row)
     if not (math.isfinite(value) and value > 0):
         raise DataError(

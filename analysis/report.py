@@ -128,12 +128,13 @@ def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:
         path = Path(options["source"])
         if not options["source"]:
             raise ConfigError("source", "", "name a CSV table, or wandb:entity/project, or wandb:FOLDER")
+        if path.is_dir():
+            why = "is a folder; name a CSV table, or wandb:FOLDER for W&B's files"
+            raise ConfigError("source", options["source"], why)
         folder = Path(options.get("out", path.with_suffix("")))
         if "baseline" not in options:
             raise ConfigError("baseline", "", "name the rule that the others are compared with")
-        if allow:
-            raise ConfigError("--allow", ",".join(allow), "a table has no records to let pass")
-        return load_table(path, options.get("columns", ""), options["baseline"], folder)
+        return load_table(path, options.get("columns", ""), options["baseline"], folder, allow)
     study = options.get("study", "")
     if not NAME_PATTERN.fullmatch(study):
         raise ConfigError("study", study, "name the study to report on, for example study=smoke")

@@ -112,13 +112,7 @@ def build_study(
 def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate) -> pd.DataFrame:
     """Rows with a final loss; every other trial or empty cell of the grid goes through the gate."""
     missing = list(chosen.loc[chosen["status"] == "missing", "trial"])
-    planned = set(chosen[["size", "rule", "seed"]].itertuples(index=False, name=None))
-    seeds_by_size = chosen.groupby("size", sort=False)["seed"].unique()
-    for size, seeds in seeds_by_size.items():
-        cells = [(size, rule, seed) for rule in rules for seed in seeds]
-        missing += [
-            f"{size} {rule} seed {seed}" for _, rule, seed in cells if (size, rule, seed) not in planned
-        ]
+    missing += empty_cells(chosen, rules)
     gate.check("missing", missing, f"{len(missing)} of {len(chosen)} trials have no record")
     keep = ["finished"]
     for status, has in (
@@ -131,6 +125,18 @@ def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate) -> pd.DataFr
     if "unfinished" in gate.allow:
         keep.append("unfinished")
     return chosen[chosen["status"].isin(keep)]
+
+
+def empty_cells(table: pd.DataFrame, rules: Sequence[str]) -> list[str]:
+    """Cells of the grid sizes x rules x seeds (those that the size has) for which there is no row."""
+    present = set(table[["size", "rule", "seed"]].itertuples(index=False, name=None))
+    cells = [
+        (size, rule, seed)
+        for size, seeds in table.groupby("size", sort=False)["seed"].unique().items()
+        for rule in rules
+        for seed in seeds
+    ]
+    return [f"{size} {rule} seed {seed}" for size, rule, seed in cells if (size, rule, seed) not in present]
 
 
 def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: Gate) -> None:

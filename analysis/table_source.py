@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.gate import check_losses, check_sizes, rules_of
-from analysis.study_data import StudyData
+from analysis.gate import Gate, check_losses, check_sizes, rules_of
+from analysis.points import read_csv
+from analysis.study_data import StudyData, empty_cells
 from attnres.errors import ConfigError, DataError
 
 CONVENTION = "as_given"
@@ -20,19 +20,23 @@ NEEDED = ("size", "rule", "loss")
 LABELS = ("size", "rule", "seed")
 
 
-def load_table(path: Path, columns: str, baseline: str, folder: Path) -> StudyData:
+def load_table(path: Path, columns: str, baseline: str, folder: Path, allow: Sequence[str] = ()) -> StudyData:
     """Read a CSV as a study whose report goes to `folder`.
 
     `columns` maps quantities to columns, `loss=val_loss,compute=pf_days*8.64e19`; a quantity whose column
     has its own name need not be named. compute is in FLOP; without it C = 6 N D. Raises DataError or
     ConfigError, one line.
     """
+    gate = Gate(f"source={path}", allow)
+    if set(allow) - {"missing"}:
+        raise ConfigError("--allow", ",".join(allow), "a table has no records; only missing can be let pass")
     try:
-        raw = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise DataError(f"source={path}: no such file") from None
-    except (ValueError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise DataError(f"source={path}: not a CSV table ({' '.join(str(error).split())})") from None
+        header, rows = read_csv(path)
+    except DataError as error:
+        raise DataError(f"source={error}") from None
+    if not rows:
+        raise DataError(f"source={path}: has a header and no rows")
+    raw = pd.DataFrame([row.cells for row in rows], columns=header)
     values = {key: _column(raw, key, text, path) for key, text in _mapping(columns, raw).items()}
     for key in NEEDED:
         if key not in values:
@@ -50,6 +54,8 @@ def load_table(path: Path, columns: str, baseline: str, folder: Path) -> StudyDa
         meaning = "C as the file gives it"
     table = _tidy(values)
     rules = rules_of(table, baseline)
+    empty = empty_cells(table, rules)
+    gate.check("missing", empty, f"{len(empty)} cells of the grid have no row")
     study = path.stem
     check_losses(table, f"study={study}")
     check_sizes(table, f"study={study}")
@@ -70,8 +76,8 @@ def load_table(path: Path, columns: str, baseline: str, folder: Path) -> StudyDa
         table=table,
         tuned=table,
         where={},
-        allowed=(),
-        let_pass=(),
+        allowed=gate.allow,
+        let_pass=tuple(gate.let_pass),
         notes=(
             f"losses are from {path.name}: that they are final, and on one validation set, was not checked",
         ),
@@ -92,14 +98,23 @@ def _mapping(text: str, raw: pd.DataFrame) -> dict[str, str]:
 
 def _column(raw: pd.DataFrame, key: str, text: str, path: Path) -> pd.Series[Any]:
     """A column, or a column times a number (`pf_days*8.64e19`)."""
-    match = re.fullmatch(r"(.+?)\s*\*\s*([0-9.eE+-]+)", text)
-    column, factor = (
-        (match.group(1), float(match.group(2))) if match and text not in raw.columns else (text, 1.0)
-    )
+    column, factor = text, 1.0
+    if text not in raw.columns and "*" in text:
+        column, _, number = (part.strip() for part in text.rpartition("*"))
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = math.nan
+        if not (math.isfinite(factor) and factor > 0):
+            raise ConfigError("columns", f"{key}={text}", f"{number!r} is not a positive number")
     if column not in raw.columns:
         raise ConfigError("columns", f"{key}={text}", f"{path.name} has {', '.join(map(str, raw.columns))}")
     if key in LABELS:
-        return raw[column].astype(str)
+        labels = raw[column].str.strip()
+        if (labels == "").any():
+            row = int((labels == "").to_numpy().argmax()) + 1
+            raise DataError(f"source={path}: {column} in row {row}: is empty; it is the {key}")
+        return labels
     numbers = pd.to_numeric(raw[column], errors="coerce")
     for row in range(len(raw)):
         if numbers.isna().iloc[row]:

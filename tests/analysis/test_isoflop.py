@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.isoflop import BudgetOptimum, RefusedBudget, budget_optimum, fit_isoflop
-from attnres.errors import DataError
+from attnres.errors import ConfigError, DataError
 
 BUDGETS = np.array([1e18, 3e18, 1e19, 3e19, 1e20])
 
@@ -111,3 +111,9 @@ def test_too_few_budgets_say_why() -> None:
         fit_isoflop(N, C, np.where(np.arange(L.size) == 3, -1, L))
     with pytest.raises(DataError, match="equally many"):
         fit_isoflop(N[1:], C, L)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_tolerance_that_is_no_share_is_refused(tolerance):
+    with pytest.raises(ConfigError, match="--budget-tolerance"):
+        fit_isoflop([1.0], [1.0], [1.0], tolerance)

@@ -68,6 +68,8 @@ def test_seeds_seconds_and_six_n_d(tmp_path: Path) -> None:
         (["columns=colour=method", "baseline=prenorm"], "columns=colour=method: write quantity=column"),
         ([COLUMNS, "baseline=prenorm", "runs_dir=x"], "runs_dir=x: unknown key"),
         ([COLUMNS, "baseline=prenorm", "--allow", "torn"], "--allow=torn: a table has no records"),
+        ([COLUMNS + "*1e.e", "baseline=prenorm"], "'1e.e' is not a positive number"),
+        ([COLUMNS + "*0", "baseline=prenorm"], "'0' is not a positive number"),
     ],
 )
 def test_mistakes(
@@ -84,6 +86,7 @@ def test_mistakes(
         ("1.909", "n/a", "val='n/a' in row"),
         ("1.909", "-1.909", "loss=-1.909"),
         ("296", "241", "two rows for 241"),
+        ("296", " ", "size in row"),
     ],
 )
 def test_bad_cells(
@@ -100,4 +103,30 @@ def test_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "none.csv: no such file" in capsys.readouterr().err
     (tmp_path / "empty.csv").write_text("")
     assert run(f"source={tmp_path / 'empty.csv'}", COLUMNS, "baseline=prenorm") == 2
-    assert "not a CSV table" in capsys.readouterr().err
+    assert "empty.csv: is empty" in capsys.readouterr().err
+    assert run(f"source={tmp_path}", COLUMNS, "baseline=prenorm") == 2
+    assert "is a folder; name a CSV table" in capsys.readouterr().err
+    (tmp_path / "header.csv").write_text("size,rule,loss,compute\n")
+    assert run(f"source={tmp_path / 'header.csv'}", "baseline=prenorm") == 2
+    assert "has a header and no rows" in capsys.readouterr().err
+
+
+def test_a_cell_without_a_row_is_refused_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = published(tmp_path)
+    lines = path.read_text().splitlines()
+    gone = next(line for line in lines if "attnres_block" in line and "296" in line)
+    path.write_text("\n".join(line for line in lines if line != gone) + "\n")
+    assert run(f"source={path}", COLUMNS, "baseline=prenorm") == 2
+    error = capsys.readouterr().err
+    assert "1 cells of the grid have no row: 296" in error and "attnres_block seed 0" in error
+    assert run(f"source={path}", COLUMNS, "baseline=prenorm", "--allow", "missing") == 0
+    assert "missing: 1 cells of the grid" in (tmp_path / "published" / "report" / "report.md").read_text()
+
+
+def test_a_factor_scales_the_column(tmp_path: Path) -> None:
+    assert run(f"source={published(tmp_path)}", COLUMNS, "baseline=prenorm") == 0
+    results = json.loads((tmp_path / "published" / "report" / "results.json").read_text())
+    lowest = paper_table()["compute"].astype(float).min()
+    assert min(size["compute_min"] for size in results["design"]["sizes"]) == pytest.approx(lowest * 8.64e19)
