@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from published_table import paper_table
+from scipy import stats
 
 from analysis.bootstrap import wild_cluster_bootstrap
 from analysis.checks import (
@@ -145,3 +146,33 @@ def test_bootstrap_without_noise_is_a_point() -> None:
     means = size_means(simulate_table(Truth(noise=0, misfit=0), np.random.default_rng(2)), PAIR)
     b = wild_cluster_bootstrap(means, "prenorm", RULE, draws=200)
     assert (b.ci_low, b.ci_high) == pytest.approx((1.25, 1.25), rel=1e-6)
+
+
+def test_bootstrap_draws_one_weight_per_size_so_a_misfit_of_both_arms_stays_theirs() -> None:
+    """With a weight for each arm, the misfit that a size's arms share would turn into a gap between them."""
+    table = simulate_table(Truth(noise=1e-5, misfit=0.01), np.random.default_rng(2))
+    means = size_means(table, PAIR)
+    student = paired_multiplier(means, *PAIR)
+    bootstrap = wild_cluster_bootstrap(means, *PAIR, draws=500)
+    width = np.log(student.ci_high / student.ci_low)
+    assert np.log(bootstrap.ci_high / bootstrap.ci_low) < 3 * width
+
+
+def test_separate_exponents_interval_is_that_of_the_gaps_line() -> None:
+    """Student's t with S - 2 degrees of freedom times the standard error of the line at that compute."""
+    compute = np.geomspace(1e13, 1e15, 6)
+    noise = 0.003 * np.random.default_rng(4).standard_normal((2, 6))
+    losses = 26 * compute**-0.08 * np.exp(np.stack([noise[0], noise[1] - 0.02]))
+    table = pd.concat(
+        pd.DataFrame({"size": list("abcdef"), "rule": rule, "compute": compute, "loss": loss})
+        for rule, loss in zip(PAIR, losses, strict=True)
+    )
+    x, gap = np.log(compute), np.log(losses[0] / losses[1])
+    _, covariance = np.polyfit(x, gap, 1, cov=True)
+    alpha = -np.polyfit(x, np.log(losses[0]), 1)[0]
+    for at in (3e13, 1e15):
+        point = np.array([np.log(at), 1.0])
+        error = np.sqrt(point @ covariance @ point) / alpha
+        found = separate_exponents(table, *PAIR, at)
+        half = np.log(found.ci_high / found.ci_low) / 2
+        assert half == pytest.approx(stats.t.ppf(0.975, 4) * error, rel=1e-6)

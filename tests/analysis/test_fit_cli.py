@@ -324,3 +324,14 @@ def test_settings_are_checked_for_every_law(law: str, option: str, value: object
     columns = "N=active_params_m,D=tokens_b,loss=loss_prenorm"
     with pytest.raises(ConfigError, match=f"{option}="):
         fit_csv(path, law, columns, **{option: value})  # type: ignore[arg-type]
+
+
+def test_standard_errors_of_a_power_law_are_those_of_ordinary_least_squares(tmp_path: Path) -> None:
+    C = np.geomspace(1e18, 1e21, 9)
+    L = 30 * C**-0.06 * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
+    path = write(tmp_path / "power.csv", [{"C": c, "loss": loss} for c, loss in zip(C, L, strict=True)])
+    document = fit_csv(path, law="power", columns="C=C,loss=loss")
+    _, covariance = np.polyfit(np.log(C), np.log(L), 1, cov=True)
+    errors = document["standard_errors"]
+    assert errors["alpha"] == pytest.approx(np.sqrt(covariance[0, 0]), rel=1e-6)
+    assert errors["A"] == pytest.approx(document["parameters"]["A"] * np.sqrt(covariance[1, 1]), rel=1e-6)

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from published_table import paper_table
+from scipy import stats
+from scipy.optimize import least_squares
 
 from analysis.laws import (
     FitError,
@@ -152,3 +154,41 @@ def test_floor_of_three_points_says_why_not() -> None:
     fit = fit_power_law_with_floor([1, 10, 100], [2.0, 1.8, 1.7])
     assert not fit.identified
     assert "no degree of freedom" in fit.reason
+
+
+def test_means_are_of_the_loss_above_the_floor() -> None:
+    table = pd.DataFrame(
+        {"size": list("abcde"), "rule": "prenorm", "compute": COMPUTE, "loss": 1.5 + 26.0 * COMPUTE**-0.08}
+    )
+    means = size_means(table, floor=1.5)
+    assert means.ln_loss_SR[:, 0] == pytest.approx(np.log(26.0 * COMPUTE**-0.08), rel=1e-12)
+
+
+def test_interval_of_the_floor_is_where_the_profile_is_below_the_f_limit() -> None:
+    """The profile again, by polyfit at each floor of the same grid; F with 1 and n - 3 degrees of freedom."""
+    compute = np.geomspace(1e13, 1e17, 12)
+    noise = 0.004 * np.random.default_rng(5).standard_normal(12)
+    loss = (1.2 + 400.0 * compute**-0.2) * np.exp(noise)
+    floors = loss.min() * (1 - np.geomspace(1, 1e-3, 100))
+    squares = []
+    for floor in floors:
+        slope, intercept = np.polyfit(np.log(compute), np.log(loss - floor), 1, w=(loss - floor) / loss)
+        fit = least_squares(
+            lambda p, floor=floor: np.log(floor + np.exp(p[0] + p[1] * np.log(compute))) - np.log(loss),
+            [intercept, slope],
+            x_scale="jac",
+            xtol=1e-14,
+            ftol=1e-14,
+            gtol=1e-14,
+        )
+        squares.append(2 * fit.cost)
+    found = fit_power_law_with_floor(compute, loss)
+    assert found.identified and found.floor is not None
+    least = min(squares)  # of the grid: the minimum between its points is a little lower
+    limit = least * (1 + stats.f.ppf(0.95, 1, 9) / 9)
+    inside = floors[np.array(squares) <= limit]
+    step = 0.02  # of the grid, about there
+    assert found.floor_low == pytest.approx(inside.min(), abs=step)
+    assert found.floor_high == pytest.approx(inside.max(), abs=step)
+    wrong = least * (1 + stats.f.ppf(0.95, 1, 9))
+    assert floors[np.array(squares) <= wrong].min() < found.floor_low - 2 * step  # so that this can tell
