@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from published_table import paper_table
 from scipy import stats
 
-from analysis.bootstrap import wild_cluster_bootstrap
+from analysis.bootstrap import WEBB_WEIGHTS, wild_cluster_bootstrap
 from analysis.checks import (
     drift_power,
     equal_exponents,
@@ -148,14 +150,24 @@ def test_bootstrap_without_noise_is_a_point() -> None:
     assert (b.ci_low, b.ci_high) == pytest.approx((1.25, 1.25), rel=1e-6)
 
 
-def test_bootstrap_draws_one_weight_per_size_so_a_misfit_of_both_arms_stays_theirs() -> None:
-    """With a weight for each arm, the misfit that a size's arms share would turn into a gap between them."""
-    table = simulate_table(Truth(noise=1e-5, misfit=0.01), np.random.default_rng(2))
-    means = size_means(table, PAIR)
-    student = paired_multiplier(means, *PAIR)
-    bootstrap = wild_cluster_bootstrap(means, *PAIR, draws=500)
-    width = np.log(student.ci_high / student.ci_low)
-    assert np.log(bootstrap.ci_high / bootstrap.ci_low) < 3 * width
+def test_bootstrap_is_the_paired_multiplier_of_each_resampled_table_with_one_weight_per_size() -> None:
+    """Draw by draw through `paired_multiplier`, with the same random weights."""
+    means = size_means(simulate_table(Truth(), np.random.default_rng(2)), PAIR)
+    observed = paired_multiplier(means, *PAIR)
+    x, y = means.ln_compute_SR, means.ln_loss_SR
+    x_c, y_c = x - x.mean(0), y - y.mean(0)
+    residual = y_c - x_c * (x_c * y_c).sum() / (x_c**2).sum()
+    weights = np.random.default_rng(7).choice(WEBB_WEIGHTS, size=(200, len(y)))
+    t = []
+    for weight_S in weights:
+        resampled = replace(means, ln_loss_SR=y - residual + weight_S[:, None] * residual)
+        draw = paired_multiplier(resampled, *PAIR)
+        t.append((draw.log_multiplier - observed.log_multiplier) / draw.log_standard_error)
+    low, high = np.quantile(t, [0.025, 0.975])
+    found = wild_cluster_bootstrap(means, *PAIR, draws=200, seed=7)
+    error = observed.log_standard_error
+    assert np.log(found.ci_low) == pytest.approx(observed.log_multiplier - high * error, rel=1e-9)
+    assert np.log(found.ci_high) == pytest.approx(observed.log_multiplier - low * error, rel=1e-9)
 
 
 def test_separate_exponents_interval_is_that_of_the_gaps_line() -> None:
