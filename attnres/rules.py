@@ -49,6 +49,13 @@ EQUAL = 1e-9  # relative difference of loss and gradients that float64 leaves be
 
 # Rows beside those of the YAML files as they are.
 VARIANTS: Mapping[str, Sequence[Sequence[str]]] = {
+    "attnres_full": [
+        ["residual.query=input"],
+        ["residual.weights=static"],
+        ["residual.normaliser=sigmoid"],
+        ["residual.key_norm=false"],
+        ["residual.heads=4"],
+    ],
     "hyper_connections": [["residual.dynamic=false"]],
     "x0_lambdas": [["residual.initial_x0=0.1"]],
 }
