@@ -68,9 +68,12 @@ RULES: Mapping[str, Callable[[int, Any], specs.RuleSpec]] = {
     "attnres_block": lambda layers, implementation: specs.AttnResBlock(
         implementation=implementation, num_blocks=min(8, layers), block_size=None
     ),
+    "attnres_window": lambda layers, implementation: specs.AttnResWindow(
+        implementation=implementation, window=8
+    ),
 }
-# Rules without a fused form, with their YAML's options: timed where --rules names them.
-ON_REQUEST: Sequence[str] = tuple(rule for rule in specs.SPECS if rule not in RULES)
+# Rules without a fused form, with their YAML's options.
+PLAIN_RULES: Sequence[str] = tuple(rule for rule in specs.SPECS if rule not in RULES)
 PEERS: Mapping[str, tuple[str, str]] = {  # name -> (module, package)
     "x_transformers_prenorm": ("x_transformers", "x-transformers"),
     "x_transformers_attn_residual": ("x_transformers", "x-transformers"),
@@ -85,7 +88,7 @@ def names() -> list[tuple[str, str]]:
     """All (rule, implementation) pairs, prenorm first."""
     pairs = [("prenorm", "plain")]
     pairs += [(rule, how) for rule in RULES if rule != "prenorm" for how in ("fused", "reference")]
-    pairs += [(rule, "plain") for rule in ON_REQUEST]
+    pairs += [(rule, "plain") for rule in PLAIN_RULES]
     return [*pairs, *((peer, "peer") for peer in PEERS), ("stand_in", "plain"), ("matmul", "bare")]
 
 
@@ -106,7 +109,7 @@ def build(rule: str, implementation: str, shape: Shape) -> Step:
     torch.manual_seed(0)
     if rule == "matmul":
         return _products(shape)
-    if rule in RULES or rule in ON_REQUEST:
+    if rule in RULES or rule in PLAIN_RULES:
         spec = _spec(rule, implementation, shape)
         model = Transformer(shape.model_config(), spec, shape.vocabulary)
         model.initialise(0)

@@ -21,10 +21,10 @@ from attnres.environment import processor_name, source_commit
 from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from contenders import ON_REQUEST, PEERS, RULES, Shape, absent, build, names  # noqa: E402
+from contenders import PEERS, PLAIN_RULES, RULES, Shape, absent, build, names  # noqa: E402
 from measurement import CLOCKS, SLOW, SLOW_ROUNDS, interleave, peak_memory_bytes  # noqa: E402
 
-PEER_WIDTH = 256
+SMALL_WIDTH = 256
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 SHAPES = [
     (256, 8, "float32"),
@@ -46,8 +46,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 is autocast")
     parser.add_argument(
         "--rules",
-        help=f"comma-separated part of {', '.join([*RULES, *PEERS, 'stand_in', 'matmul'])}; "
-        f"or, only if named, {', '.join(ON_REQUEST)}",
+        help=f"comma-separated part of {', '.join([*RULES, *PLAIN_RULES, *PEERS, 'stand_in', 'matmul'])}; "
+        f"by default all; from {PLAIN_RULES[0]} to peers only in float32 up to width {SMALL_WIDTH}",
     )
     parser.add_argument(
         "--implementations", help="comma-separated part of fused, reference, plain, peer, bare"
@@ -82,6 +82,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for rule in (arguments.rules or "").split(","):
         if rule and rule not in known:
             parser.error(f"--rules={rule}: unknown; one of {', '.join(sorted(known))}")
+    implementations = {implementation for _, implementation in names()}
+    for implementation in (arguments.implementations or "").split(","):
+        if implementation and implementation not in implementations:
+            parser.error(
+                f"--implementations={implementation}: unknown; one of {', '.join(sorted(implementations))}"
+            )
+    for field in ("json", "markdown"):  # said now, not after minutes of measuring
+        path = getattr(arguments, field)
+        if path and (Path(path).is_dir() or not os.access(Path(path).resolve().parent, os.W_OK)):
+            parser.error(f"--{field}={path}: cannot be written")
     return arguments
 
 
@@ -100,14 +110,14 @@ def shapes(arguments: argparse.Namespace) -> list[Shape]:
 def contenders(arguments: argparse.Namespace, shape: Shape) -> list[tuple[str, str]]:
     """The chosen (rule, implementation) pairs that are installed; prenorm is always the first.
 
-    Unless they are named, peers are timed in float32 and up to PEER_WIDTH only: they take long.
+    Unless named, peers and rules without a fused form are timed in float32 up to SMALL_WIDTH only.
     """
     rules = set(filter(None, (arguments.rules or "").split(",")))
     implementations = set(filter(None, (arguments.implementations or "").split(",")))
-    cheap = shape.dtype == "float32" and shape.width <= PEER_WIDTH
+    cheap = shape.dtype == "float32" and shape.width <= SMALL_WIDTH
     chosen = []
     for rule, implementation in names():
-        by_default = rule not in ON_REQUEST and (cheap or rule not in PEERS)
+        by_default = cheap or not (rule in PEERS or rule in PLAIN_RULES)
         wanted = rule in rules if rules else by_default
         if rule == "prenorm" or (wanted and (not implementations or implementation in implementations)):
             chosen.append((rule, implementation))

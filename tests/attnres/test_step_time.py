@@ -73,6 +73,9 @@ def test_table_and_json_of_a_tiny_shape(tmp_path):
         (("--rules", "full"), "--rules=full"),
         (("--width", "8"), "--depth"),
         (("--repeats", "0"), "--repeats=0"),
+        (("--implementations", "fast"), "--implementations=fast"),
+        (("--json", "no/such/folder/rows.json"), "--json=no/such/folder/rows.json: cannot be written"),
+        (("--markdown", "."), "--markdown=.: cannot be written"),
     ],
 )
 def test_mistakes_are_named(arguments, named):
