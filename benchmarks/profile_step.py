@@ -7,8 +7,10 @@ costs a few percent, most of it under "the rest" (Python, autograd, small calls)
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from contenders import Shape, build, names  # noqa: E402
+from contenders import Shape, absent, build, names  # noqa: E402
 
 KINDS = {  # kind -> beginnings of operators' names
     "matrix products": ("aten::mm", "aten::addmm"),
@@ -60,7 +62,7 @@ def profile_rule(rule: str, implementation: str, shape: Shape, steps: int) -> Co
     return total
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,13 +70,23 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--steps", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    for field in ("width", "depth", "threads", "steps"):
+        if getattr(arguments, field) < 1:
+            parser.error(f"--{field}={getattr(arguments, field)}: must be positive")
+    if arguments.width % 2:
+        parser.error(f"--width={arguments.width}: must be even, for the rotary pairs of a head's channels")
+    if arguments.threads > (cores := os.cpu_count() or 1):
+        parser.error(f"--threads={arguments.threads}: more than the {cores} cores")
     implementations = dict(reversed(names()))  # the first of each rule: fused where there is one
     unknown = set(arguments.rules.split(",")) - set(implementations)
     if unknown:
         parser.error(f"--rules={min(unknown)}: unknown; one of {', '.join(sorted(implementations))}")
+    missing = [why for rule in arguments.rules.split(",") if (why := absent(rule, arguments.width))]
+    if missing:
+        parser.error(f"--rules={arguments.rules}: {missing[0]}")
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     shape = Shape(arguments.width, arguments.depth, arguments.dtype, 8, 256, 4096, "cpu")

@@ -78,21 +78,54 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(arguments, field)
         if value is not None and value < 1:
             parser.error(f"--{field}={value}: must be positive")
-    known = {rule for rule, _ in names()}
-    for rule in (arguments.rules or "").split(","):
-        if rule and rule not in known:
-            parser.error(f"--rules={rule}: unknown; one of {', '.join(sorted(known))}")
-    implementations = {implementation for _, implementation in names()}
-    for implementation in (arguments.implementations or "").split(","):
-        if implementation and implementation not in implementations:
-            parser.error(
-                f"--implementations={implementation}: unknown; one of {', '.join(sorted(implementations))}"
-            )
+    if arguments.width and arguments.width % 2:
+        parser.error(f"--width={arguments.width}: must be even, for the rotary pairs of a head's channels")
+    if arguments.threads > (cores := os.cpu_count() or 1):
+        parser.error(f"--threads={arguments.threads}: more than the {cores} cores")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device=cuda: no CUDA device here")
+    for field, known in (
+        ("rules", {rule for rule, _ in names()}),
+        ("implementations", {implementation for _, implementation in names()}),
+    ):
+        for name in chosen_names(getattr(arguments, field)):
+            if name not in known:
+                parser.error(f"--{field}={name}: unknown; one of {', '.join(sorted(known))}")
+        if getattr(arguments, field) is not None and not chosen_names(getattr(arguments, field)):
+            parser.error(f"--{field}={getattr(arguments, field)}: names nothing")
+    rules, hows = chosen_names(arguments.rules), chosen_names(arguments.implementations)
+    if rules and hows and not any(rule in rules and how in hows for rule, how in names()):
+        parser.error(f"--implementations={arguments.implementations}: no chosen rule has these")
     for field in ("json", "markdown"):  # said now, not after minutes of measuring
         path = getattr(arguments, field)
-        if path and (Path(path).is_dir() or not os.access(Path(path).resolve().parent, os.W_OK)):
-            parser.error(f"--{field}={path}: cannot be written")
+        if path is not None and (why := cannot_write(path)):
+            parser.error(f"--{field}={path}: cannot be written: {why}")
     return arguments
+
+
+def chosen_names(option: str | None) -> set[str]:
+    """What a comma-separated option names; empty where it was not given."""
+    return {name.strip() for name in (option or "").split(",") if name.strip()}
+
+
+def cannot_write(path: str) -> str | None:
+    """Why a text file cannot be written here, or None. A file that is there stays as it is.
+
+    Tried, not asked: permissions do not tell of a folder such as /proc, nor those of a file of its folder.
+    """
+    there = os.path.lexists(path)
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+        if Path(path).is_file():  # not a terminal or a pipe
+            Path(path).read_text(encoding="utf-8")  # a Markdown table goes between two marks of the old text
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeDecodeError:
+        return "the file there is not text"
+    if not there:
+        os.unlink(path)
+    return None
 
 
 def shapes(arguments: argparse.Namespace) -> list[Shape]:
@@ -112,8 +145,8 @@ def contenders(arguments: argparse.Namespace, shape: Shape) -> list[tuple[str, s
 
     Unless named, peers and rules without a fused form are timed in float32 up to SMALL_WIDTH only.
     """
-    rules = set(filter(None, (arguments.rules or "").split(",")))
-    implementations = set(filter(None, (arguments.implementations or "").split(",")))
+    rules = chosen_names(arguments.rules)
+    implementations = chosen_names(arguments.implementations)
     cheap = shape.dtype == "float32" and shape.width <= SMALL_WIDTH
     chosen = []
     for rule, implementation in names():

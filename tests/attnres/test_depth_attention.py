@@ -145,3 +145,23 @@ def test_a_bfloat16_embedding_gives_bfloat16_reads_computed_in_float32():
     for read, wanted in zip(reads, expected, strict=True):
         assert read.dtype == torch.bfloat16
         assert relative_error(read.detach(), wanted.detach()) < 2**-8  # one rounding to bfloat16
+
+
+@pytest.mark.parametrize("width", WIDTHS_OF_BOTH_PRODUCTS)
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_backward_inside_autocast_rounds_nothing(width, block_size):
+    """Sublayers without autocast around them, so that only the operator could round to bfloat16."""
+
+    def apply(h, weight):
+        return torch.tanh((h[..., None, :] * weight.t()).sum(-1))  # no product that autocast knows
+
+    toy = make_toy(5, block_size, 1, 2, width, torch.float32)
+    exact = make_toy(5, block_size, 1, 2, width)
+    for name, tensor in exact.tensors.items():
+        tensor.data.copy_(toy.tensors[name].detach())
+    exact.loss(expected_reads(exact, apply)).backward()
+    loss = toy.loss(fused_reads(toy, apply))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss.backward()
+    for name, gradient in toy.gradients().items():
+        assert relative_error(gradient, exact.gradients()[name]) < 1e-4, name

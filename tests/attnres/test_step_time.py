@@ -13,6 +13,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "step_time.py"
 
 sys.path.insert(0, str(SCRIPT.parent))
 measurement = importlib.import_module("measurement")
+step_time = importlib.import_module("step_time")
+profile_step = importlib.import_module("profile_step")
 
 
 @pytest.mark.parametrize(("count", "rank"), [(1, 0), (5, 0), (8, 0), (9, 1), (15, 3), (25, 7)])
@@ -37,6 +39,24 @@ def test_ratios_are_taken_within_a_round_and_slow_contenders_take_part_less_ofte
     assert first.rounds == twice.rounds == 9 and ten.rounds == measurement.SLOW_ROUNDS
     assert twice.ratio == pytest.approx(2.0)
     assert ten.ratio == pytest.approx(10.0)
+
+
+def test_quick_steps_are_repeated_and_rounds_start_with_another_contender():
+    """Costs of 0.05 and 0.02 s: 4 and 10 steps of a measurement of 0.2 s, which give the time of one."""
+    now, calls = [0.0], []
+
+    def step(name, cost):
+        def run():
+            calls.append(name)
+            now[0] += cost
+
+        return run
+
+    steps = [step("a", 0.05), step("b", 0.02)]
+    timings = measurement.interleave(steps, 2, lambda: now[0], cuda=False)
+    assert [timing.step_ms for timing in timings] == pytest.approx([50, 20])
+    measured = calls[4:]  # after the warm-up and the first timing of each
+    assert measured == ["a"] * 4 + ["b"] * 20 + ["a"] * 4
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,20 +86,65 @@ def test_table_and_json_of_a_tiny_shape(tmp_path):
     assert rows[0]["ratio_to_prenorm"] == 1.0
 
 
-@pytest.mark.slow
+def refusal(main, arguments, capsys) -> str:
+    """The last line of what a benchmark that exits with 2 says, and that it has measured nothing."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    *usage, line = printed.err.strip().splitlines()
+    assert "error:" not in "".join(usage)
+    return line
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--rules", "full"), "--rules=full"),
-        (("--width", "8"), "--depth"),
-        (("--repeats", "0"), "--repeats=0"),
-        (("--implementations", "fast"), "--implementations=fast"),
+        (("--rules", "full"), "--rules=full: unknown"),
+        (("--rules", ","), "--rules=,: names nothing"),
+        (("--width", "8"), "--width and --depth"),
+        (("--width", "7", "--depth", "1"), "--width=7: must be even"),
+        (("--repeats", "0"), "--repeats=0: must be positive"),
+        (("--threads", "100000"), "--threads=100000: more than"),
+        (("--implementations", "fast"), "--implementations=fast: unknown"),
+        (("--rules", "attnres_full", "--implementations", "plain"), "--implementations=plain: no chosen"),
         (("--json", "no/such/folder/rows.json"), "--json=no/such/folder/rows.json: cannot be written"),
+        (("--json", ""), "--json=: cannot be written"),
         (("--markdown", "."), "--markdown=.: cannot be written"),
     ],
 )
-def test_mistakes_are_named(arguments, named):
-    done = run(*arguments)
+def test_mistakes_are_named_before_anything_is_measured(arguments, named, capsys):
+    assert named in refusal(step_time.main, arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--rules", "full"), "--rules=full: unknown"),
+        (("--rules", "prenorm,"), "--rules=: unknown"),
+        (("--width", "7"), "--width=7: must be even"),
+        (("--depth", "0"), "--depth=0: must be positive"),
+        (("--steps", "0"), "--steps=0: must be positive"),
+        (("--threads", "100000"), "--threads=100000: more than"),
+    ],
+)
+def test_mistakes_of_a_profile_are_named(arguments, named, capsys):
+    assert named in refusal(profile_step.main, arguments, capsys)
+
+
+def test_asking_whether_a_file_can_be_written_changes_nothing(tmp_path):
+    old, new, binary = tmp_path / "old.md", tmp_path / "new.md", tmp_path / "binary.md"
+    old.write_text("kept")
+    binary.write_bytes(b"\xff")
+    assert step_time.cannot_write(str(old)) is step_time.cannot_write(str(new)) is None
+    assert old.read_text() == "kept" and not new.exists()
+    assert step_time.cannot_write(str(binary)) == "the file there is not text"
+    assert binary.read_bytes() == b"\xff"
+
+
+@pytest.mark.slow
+def test_exit_code_of_the_script():
+    done = run("--repeats", "0")
     assert done.returncode == 2
-    assert named in done.stderr
     assert "Traceback" not in done.stderr
