@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnres.config import TrialConfig, build_trial_config
+from attnres.config import OPTIMIZERS, TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
 from attnres.residual.specs import SPECS
 
@@ -118,10 +118,13 @@ def _hint(field: str) -> str:
     """What the user may have meant by a key that does not exist."""
     known = [f.name for f in dataclasses.fields(TrialConfig)] + ["study", "launch"]
     for top, kind in typing.get_type_hints(TrialConfig).items():
-        kinds = SPECS.values() if top == "residual" else [kind]
+        several = {"residual": SPECS.values(), "optim": OPTIMIZERS.values()}
+        kinds = several.get(top, [kind])
         known += [
             f"{top}.{f.name}" for k in kinds if dataclasses.is_dataclass(k) for f in dataclasses.fields(k)
         ]
+    if field in known:  # an option of another rule or optimizer
+        return f"; another choice of {field.partition('.')[0]} has it"
     close = difflib.get_close_matches(field, known, 1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union
 from attnres.errors import ConfigError
 from attnres.residual.specs import SPECS, RuleSpec
 
+MUON_GROUP = "block_matrices"  # name of the parameter group that Muon has
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -111,7 +112,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    name: Literal["adamw"]
+    """AdamW for all parameters. `optim=muon` is MuonConfig: the name decides which is built."""
+
+    name: Literal["adamw", "muon"]
     learning_rate: float
     beta1: float
     beta2: float
@@ -125,6 +128,37 @@ class OptimConfig:
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"optim.{name}", value, "must be at least 0 and below 1")
+
+    def peak_rate(self, group: str) -> float:
+        """Peak learning rate of a parameter group, by its name."""
+        return self.learning_rate
+
+
+@dataclass(frozen=True)
+class MuonConfig(OptimConfig):
+    """Muon for the matrices of the transformer blocks; the fields of OptimConfig are for the rest.
+
+    `weight_decay` is that of all matrices.
+    """
+
+    muon_learning_rate: float
+    momentum: float
+    nesterov: bool
+    ns_steps: int  # of Newton and Schulz, which make the update nearly orthogonal
+    adjust_lr_fn: Literal["original", "match_rms_adamw"]  # of the rate to a matrix's shape
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_positive("optim", self, "muon_learning_rate", "ns_steps")
+        _require(self.ns_steps < 100, "optim.ns_steps", self.ns_steps, "must be below 100")  # torch's limit
+        momentum = self.momentum
+        _require(0 <= momentum < 1, "optim.momentum", momentum, "must be at least 0 and below 1")
+
+    def peak_rate(self, group: str) -> float:
+        return self.muon_learning_rate if group == MUON_GROUP else self.learning_rate
+
+
+OPTIMIZERS: Mapping[str, type[OptimConfig]] = {"adamw": OptimConfig, "muon": MuonConfig}
 
 
 @dataclass(frozen=True)
@@ -252,6 +286,12 @@ def build_trial_config(mapping: Mapping[str, Any]) -> TrialConfig:
         raise ConfigError("residual.rule", rule, f"unknown rule; one of {', '.join(SPECS)}")
     options = {key: value for key, value in residual.items() if key != "rule"}
     mapping["residual"] = build(SPECS[rule], options, "residual")
+    optim = mapping.get("optim")
+    if isinstance(optim, Mapping) and "name" in optim:
+        name = optim["name"]
+        if name not in OPTIMIZERS:
+            raise ConfigError("optim.name", name, f"one of {', '.join(OPTIMIZERS)}")
+        mapping["optim"] = build(OPTIMIZERS[name], optim, "optim")
     return build(TrialConfig, mapping, "")
 
 

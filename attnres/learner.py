@@ -58,9 +58,6 @@ class Learner:
         Raises Diverged, before the parameters change, if the loss or the gradient is not finite.
         """
         optim = self.trial.config.optim
-        rate = learning_rate(
-            step, self.trial.steps, self.trial.warmup_steps, optim.learning_rate, self.trial.config.schedule
-        )
         loss_nats = self.accumulate_gradients(inputs, targets).item()
         if not math.isfinite(loss_nats):
             raise Diverged(f"training loss is {loss_nats} at step {step}")
@@ -70,10 +67,14 @@ class Learner:
         if not math.isfinite(grad_norm):
             raise Diverged(f"gradient norm is {grad_norm} at step {step}")
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._rate(step, optim.peak_rate(group["name"]))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss_nats, grad_norm, rate)
+        return StepResult(loss_nats, grad_norm, self._rate(step, optim.learning_rate))
+
+    def _rate(self, step: int, peak: float) -> float:
+        trial = self.trial
+        return learning_rate(step, trial.steps, trial.warmup_steps, peak, trial.config.schedule)
 
     def accumulate_gradients(self, inputs: Tokens, targets: Tokens) -> Tensor:
         """Gradients of the mean loss of a batch, microbatch by microbatch; returns that loss (nats, scalar).

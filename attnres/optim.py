@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnres.config import OptimConfig, ScheduleConfig
+from attnres.config import MUON_GROUP, MuonConfig, OptimConfig, ScheduleConfig
 
 
 def parameter_groups(
@@ -38,17 +38,73 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW (1711.05101) over `parameter_groups`, as one fused kernel per parameter list.
+def muon_groups(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(Muon's one group, AdamW's groups): Muon has the projections of the transformer blocks, nothing else.
 
-    Fused is the fastest on CPU too; the figures are in LOG.md.
+    The unembedding is a matrix, but its rows are tokens: it stays with AdamW, decayed. So does all that the
+    residual rule owns, whatever its shape.
     """
+    named = list(named_parameters)
+    ours = {name for name, parameter in named if name.startswith("blocks.") and parameter.ndim == 2}
+    matrices = [parameter for name, parameter in named if name in ours]
+    others = parameter_groups([(name, p) for name, p in named if name not in ours], weight_decay)
+    return [{"name": MUON_GROUP, "params": matrices, "weight_decay": weight_decay}], others
+
+
+class Optimizers:
+    """Several optimizers, each with parameters of its own, behind the verbs of one."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the optimizers themselves: a rate that is set here takes effect."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer | Optimizers:
+    """AdamW (1711.05101) over `parameter_groups`; under MuonConfig, Muon and AdamW over `muon_groups`.
+
+    Muon is torch.optim.Muon: the update of a matrix is its Nesterov momentum made nearly orthogonal, computed
+    in bfloat16 by torch.
+    """
+    named = model.named_parameters()
+    if not isinstance(config, MuonConfig):
+        return _adamw(parameter_groups(named, config.weight_decay), config)
+    matrices, others = muon_groups(named, config.weight_decay)
+    muon = torch.optim.Muon(
+        matrices,
+        lr=config.muon_learning_rate,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        adjust_lr_fn=config.adjust_lr_fn,
+    )
+    return Optimizers(muon, _adamw(others, config))
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    """As one fused kernel per parameter list: the fastest on CPU too; the figures are in LOG.md."""
     return torch.optim.AdamW(
-        parameter_groups(model.named_parameters(), config.weight_decay),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
     )
 
 

@@ -24,6 +24,13 @@ MISTAKES = [
     (["optim.learning_rate=nan"], ["optim.learning_rate", "nan"]),
     (["optim.beta2=1"], ["optim.beta2", "1"]),
     (["optim.name=sgd"], ["optim.name", "sgd", "adamw"]),
+    (["optim=mun"], ["optim=mun", "muon"]),
+    (["optim.momentum=0.9"], ["optim.momentum", "0.9", "another choice of optim"]),
+    (["optim=muon", "optim.momentum=1"], ["optim.momentum", "1"]),
+    (["optim=muon", "optim.muon_learning_rate=0"], ["optim.muon_learning_rate", "0"]),
+    (["optim=muon", "optim.adjust_lr_fn=keller"], ["optim.adjust_lr_fn", "keller", "match_rms_adamw"]),
+    (["optim=muon", "optim.ns_steps=100"], ["optim.ns_steps", "100"]),
+    (["optim=muon", "optim.beta1=1"], ["optim.beta1", "1"]),
     (["model=cpu_5k"], ["model=cpu_5k", "cpu_50k"]),
     (["model.width=25"], ["model.width", "25"]),
     (["model.width=24", "model.heads=5"], ["model.width=24", "model.heads=5"]),
@@ -103,8 +110,9 @@ def test_a_float_that_is_whole_counts_as_an_integer() -> None:
     assert isinstance(config.budget.tokens, int)
 
 
-def test_mapping_round_trip() -> None:
-    config = compose_trial(["residual=attnres_block", "tracking.tags=[a,b]"])
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_mapping_round_trip(optim: str) -> None:
+    config = compose_trial(["residual=attnres_block", f"optim={optim}", "tracking.tags=[a,b]"])
     assert build_trial_config(yaml.safe_load(yaml.safe_dump(to_mapping(config)))) == config
 
 

@@ -52,7 +52,17 @@ def test_the_budgets_agree_with_each_other() -> None:
     assert by_tokens.id == by_ratio.id == by_flops.id  # the same run, however its length was asked for
 
 
+IDS = {"prenorm": "1861a835f532", "attnres_full": "9a4b4aa2262e", "attnres_block": "2618f9fc4ce1"}
+
+
+def test_ids_are_those_of_earlier_versions() -> None:
+    """A finished trial must not be trained again because an optimizer or an option was added."""
+    ids = {rule: trial(f"residual={rule}").id for rule in ("prenorm", "attnres_full", "attnres_block")}
+    assert ids == IDS, "what is trained is the same, or else say in the change that records are void"
+
+
 CHANGES_NUMBERS = [
+    "optim=muon",
     "seed=1",
     "residual=attnres_full",
     "residual=attnres_block",
