@@ -236,9 +236,15 @@ class TrackingConfig:
     entity: str | None
     tags: tuple[str, ...]
     init_timeout_seconds: float
+    probes_at: tuple[float, ...]  # fractions of all steps after which statistics over depth are taken
+    probe_tokens: int  # of the validation set, from its start, in whole windows
 
     def __post_init__(self) -> None:
-        _require_positive("tracking", self, "init_timeout_seconds")
+        _require_positive("tracking", self, "init_timeout_seconds", "probe_tokens")
+        for fraction in self.probes_at:
+            _require(
+                0 <= fraction <= 1, "tracking.probes_at", fraction, "fractions of training are in [0, 1]"
+            )
         _require(bool(self.project), "tracking.project", self.project, "must not be empty")
         for tag in self.tags:
             _require(1 <= len(tag) <= 64, "tracking.tags", tag, "W&B tags have 1 to 64 characters")

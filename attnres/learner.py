@@ -85,8 +85,8 @@ class Learner:
         share = self.microbatch_size / len(inputs)
         for start in range(0, len(inputs), self.microbatch_size):
             part = slice(start, start + self.microbatch_size)
-            with self._precision():
-                loss = self._loss(self._move(inputs[part]), self._move(targets[part])) * share
+            with self.precision():
+                loss = self._loss(self.move(inputs[part]), self.move(targets[part])) * share
             loss.backward()
             total += loss.detach()
         return total
@@ -104,8 +104,8 @@ class Learner:
         losses = []
         for start in range(0, len(inputs), self.microbatch_size):
             part = slice(start, start + self.microbatch_size)
-            with self._precision():
-                loss_BT = self._loss(self._move(inputs[part]), self._move(targets[part]), reduction="none")
+            with self.precision():
+                loss_BT = self._loss(self.move(inputs[part]), self.move(targets[part]), reduction="none")
             losses.append(loss_BT.double().mean(dim=1).cpu().numpy())
             after_each()
         return np.concatenate(losses)
@@ -117,9 +117,9 @@ class Learner:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
         bfloat16 = self.trial.config.runtime.dtype == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
-    def _move(self, tokens: Tokens) -> Tensor:
+    def move(self, tokens: Tokens) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(tokens)).to(self.device)

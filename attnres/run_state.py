@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 # Steps of the running loss, and of the last training loss that a record names. Below 50 the noise between
 # batches shows; far above, a diverged run wastes its machine. A healthy run never spends 50 steps above its
@@ -27,14 +27,14 @@ class Diverged(Exception):
     """Training went wrong in its numbers; the text is the record's reason."""
 
 
-Activity = Literal["startup", "train", "evaluation", "checkpoint"]
+Activity = Literal["startup", "train", "evaluation", "checkpoint", "probe"]
 
 
 class Clock:
     """Seconds by activity, summed over attempts. Work that a kill threw away is not in it."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"startup": 0.0, "train": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
+        self.seconds: dict[str, float] = dict.fromkeys(get_args(Activity), 0.0)
         # Of every training step, without its report; a busy moment of the machine does not move their median.
         self.step_seconds: list[float] = []
         self._wall_before = 0.0

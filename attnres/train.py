@@ -68,6 +68,8 @@ def _train(
     from attnres.checkpoint import Checkpoints, save_weights
     from attnres.environment import describe
     from attnres.learner import Learner
+    from attnres.probe_file import ProbeFile, probe_steps
+    from attnres.probes import measure
 
     config, clock = trial.config, state.clock
     with clock.measure("startup"):
@@ -79,6 +81,7 @@ def _train(
         if saved:
             learner.load_state(saved["learner"])
             state.load(saved["run"])
+        probe_file, probed_steps = ProbeFile(trial, state.step), probe_steps(trial)
         reporter = Reporter(trial, state, status, saved["metrics"] if saved else None)
 
     def batch() -> sampler.Batch:
@@ -99,6 +102,12 @@ def _train(
         if final:
             state.check_final(evaluation.loss_nats)
 
+    def probe() -> None:
+        with clock.measure("probe"):
+            windows = max(1, config.tracking.probe_tokens // config.model.context)
+            part = validation.inputs[:windows], validation.targets[:windows]
+            probe_file.add(state.step, measure(learner, *part))
+
     def save() -> None:
         with clock.measure("checkpoint"):
             metrics = reporter.metrics_state()
@@ -114,6 +123,8 @@ def _train(
             while True:
                 if state.step in trial.evaluation_steps and not state.evaluated(state.step):
                     evaluate(final=state.step == trial.steps)
+                if state.step in probed_steps and state.step not in probe_file.rows:
+                    probe()
                 if state.step == trial.steps:
                     break
                 signals.check()

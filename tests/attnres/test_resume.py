@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_trial import tiny_overrides
 
@@ -28,7 +29,12 @@ from attnres.trial import Trial, resolve
 
 STEPS = 80
 # Checkpoints after every step and a row for each: kills then often fall into the middle of writing one.
-OFTEN = ("runtime.checkpoint_seconds=0.0001", "runtime.log_every_steps=1", "residual=attnres_full")
+OFTEN = (
+    "runtime.checkpoint_seconds=0.0001",
+    "runtime.log_every_steps=1",
+    "residual=attnres_full",
+    "tracking.probes_at=[0.1,0.3,0.5,0.55,1]",
+)
 
 # As the launcher does it: processes forked from one that has imported torch already.
 _server = multiprocessing.get_context("forkserver")
@@ -61,11 +67,21 @@ def rows_without_timing(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMING_KEYS} for row in rows]
 
 
-def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def probes(folder: Path) -> dict[str, Any]:
+    """The arrays of probes.npz as lists; NaN, which equals nothing, as None."""
+    with np.load(folder / "probes.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    assert arrays["step"].tolist() == [8, 24, 40, 44, 80]
+    return {
+        name: np.where(array == array, array.astype(object), None).tolist() for name, array in arrays.items()
+    }
+
+
+def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """What must be equal, without what names the folder."""
     record = comparable(read_record(folder / "record.json"))
     record["config"].pop("runs_dir")
-    return record, rows_without_timing(folder)
+    return record, rows_without_timing(folder), probes(folder)
 
 
 def wait_for(condition: Callable[[], bool], process: BaseProcess) -> None:
@@ -111,7 +127,7 @@ def check_kills(root: Path, rows: list[int]) -> None:
     # A kill before the trial had its folder leaves no trace of that attempt.
     assert len(rows) <= read_record(folder / "record.json")["timing"]["attempts"] <= len(rows) + 1
     left = {path.name for path in folder.iterdir()}
-    assert left == {"config.yaml", "lock", "metrics.jsonl", "record.json", "status.json"}
+    assert left == {"config.yaml", "lock", "metrics.jsonl", "probes.npz", "record.json", "status.json"}
 
 
 def test_killed_trial_gives_the_same_record(tmp_path: Path) -> None:
