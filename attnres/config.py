@@ -291,14 +291,25 @@ def build_trial_config(mapping: Mapping[str, Any]) -> TrialConfig:
     if rule not in SPECS:
         raise ConfigError("residual.rule", rule, f"unknown rule; one of {', '.join(SPECS)}")
     options = {key: value for key, value in residual.items() if key != "rule"}
+    _require_whole_group(SPECS[rule], options, "residual.rule", rule)
     mapping["residual"] = build(SPECS[rule], options, "residual")
     optim = mapping.get("optim")
     if isinstance(optim, Mapping) and "name" in optim:
         name = optim["name"]
         if name not in OPTIMIZERS:
             raise ConfigError("optim.name", name, f"one of {', '.join(OPTIMIZERS)}")
+        _require_whole_group(OPTIMIZERS[name], optim, "optim.name", name)
         mapping["optim"] = build(OPTIMIZERS[name], optim, "optim")
     return build(TrialConfig, mapping, "")
+
+
+def _require_whole_group(kind: type, options: Mapping[str, Any], field: str, choice: str) -> None:
+    """Whoever sets the choice alone has the options of another one."""
+    group = field.partition(".")[0]
+    names = [f.name for f in dataclasses.fields(kind)]
+    missing = [f"{group}.{name}" for name in names if name not in options]
+    if missing and options.keys() <= {*names}:  # else a key is mistyped, which `build` names
+        raise ConfigError(field, choice, f"needs {', '.join(missing)}; {group}={choice} sets all its options")
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:

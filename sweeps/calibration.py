@@ -119,6 +119,8 @@ def _key(planned: PlannedTrial, workers: int) -> str:
     shape: dict[str, Any] = {group: mapping[group] for group in ("model", "residual", "runtime")}
     for group, keys in _NOT_IN_SHAPE.items():
         shape[group] = {key: value for key, value in shape[group].items() if key not in keys}
+    optim = mapping["optim"]  # its rates, decay and clipping take the same time whatever their values
+    shape["optim"] = [optim["name"], optim.get("ns_steps")]
     shape |= {"vocabulary": planned.trial.vocabulary, "device": planned.trial.device, "workers": workers}
     return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
 

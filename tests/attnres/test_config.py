@@ -26,6 +26,8 @@ MISTAKES = [
     (["optim.name=sgd"], ["optim.name", "sgd", "adamw"]),
     (["optim=mun"], ["optim=mun", "muon"]),
     (["optim.momentum=0.9"], ["optim.momentum", "0.9", "another choice of optim"]),
+    (["optim.name=muon"], ["optim.name=muon", "optim.ns_steps", "optim=muon sets all"]),
+    (["residual.rule=mhc"], ["residual.rule=mhc", "residual.streams", "residual=mhc sets all"]),
     (["optim=muon", "optim.momentum=1"], ["optim.momentum", "1"]),
     (["optim=muon", "optim.muon_learning_rate=0"], ["optim.muon_learning_rate", "0"]),
     (["optim=muon", "optim.adjust_lr_fn=keller"], ["optim.adjust_lr_fn", "keller", "match_rms_adamw"]),

@@ -82,10 +82,12 @@ def test_calibration_is_of_a_shape_on_a_machine(workplace: Workplace) -> None:
     one = workplace.study("study.sizes=[tiny_a]", "optim.beta2=0.9", "budget.tokens=640").trials
     same = workplace.study("study.sizes=[tiny_a]", "study.seeds=[5]").trials
     other = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]", "runtime.threads=2").trials
+    muon = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]", "optim=muon").trials
     keys = [calibration._key(planned, 1) for planned in one]
     assert keys == [calibration._key(planned, 1) for planned in same]
     another_rule, another_thread_count = keys[1], calibration._key(other[0], 1)
-    assert len({keys[0], another_rule, another_thread_count, calibration._key(one[0], 2)}) == 4
+    another_worker_count, another_optimizer = calibration._key(one[0], 2), calibration._key(muon[0], 1)
+    assert len({keys[0], another_rule, another_thread_count, another_worker_count, another_optimizer}) == 5
 
 
 def test_makespan() -> None:
