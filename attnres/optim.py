@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from attnres.autocast import lacks_bfloat16
 from attnres.config import MUON_GROUP, MuonConfig, OptimConfig, ScheduleConfig
 
 
@@ -53,6 +55,29 @@ def muon_groups(
     return [{"name": MUON_GROUP, "params": matrices, "weight_decay": weight_decay}], others
 
 
+class Muon(torch.optim.Muon):
+    """torch's Muon, which multiplies in bfloat16; in float32 on a CPU that has no bfloat16 arithmetic.
+
+    There an update would take a thousand times as long as AdamW's. The figures are in LOG.md.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
+        if not (on_cpu and lacks_bfloat16()):
+            return super().step(closure)
+        with _RoundedInFloat32():
+            return super().step(closure)
+
+
+class _RoundedInFloat32(TorchFunctionMode):
+    """While open, Tensor.bfloat16 rounds and gives float32, so that what follows is float32 arithmetic."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.float() if func is torch.Tensor.bfloat16 else result
+
+
 class Optimizers:
     """Several optimizers, each with parameters of its own, behind the verbs of one."""
 
@@ -83,14 +108,13 @@ class Optimizers:
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer | Optimizers:
     """AdamW (1711.05101) over `parameter_groups`; under MuonConfig, Muon and AdamW over `muon_groups`.
 
-    Muon is torch.optim.Muon: the update of a matrix is its Nesterov momentum made nearly orthogonal, computed
-    in bfloat16 by torch.
+    Muon's update of a matrix is its Nesterov momentum made nearly orthogonal.
     """
     named = model.named_parameters()
     if not isinstance(config, MuonConfig):
         return _adamw(parameter_groups(named, config.weight_decay), config)
     matrices, others = muon_groups(named, config.weight_decay)
-    muon = torch.optim.Muon(
+    muon = Muon(
         matrices,
         lr=config.muon_learning_rate,
         momentum=config.momentum,

@@ -10,7 +10,9 @@ import torch
 from model_support import make_model
 from rules_support import default_spec
 from tiny_trial import tiny_trial
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnres import optim
 from attnres.compose import compose_trial
 from attnres.config import MUON_GROUP
 from attnres.data import sampler
@@ -66,6 +68,45 @@ def test_an_update_is_orthogonal_and_the_rest_is_adamw(adjust: str, factor: floa
     gradient = model.residual.queries_RD.grad
     moved = model.residual.queries_RD.detach() - before.residual.queries_RD.detach()
     torch.testing.assert_close(moved, -0.01 * gradient.sign(), rtol=1e-4, atol=1e-7)
+
+
+class ProductsInBfloat16(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        product = func.name().removeprefix("aten::").split(".")[0] in ("mm", "addmm", "bmm", "matmul")
+        self.count += product and any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_without_bfloat16_arithmetic_float32_gives_torchs_update(
+    nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates of a wide and a tall matrix; the momentum is not touched by the rounding."""
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(shape, generator=generator) for shape in ((12, 30), (30, 12), (16, 16))]
+    gradients = [[torch.randn(w.shape, generator=generator) for w in starts] for _ in range(3)]
+    moved, momenta, counts = [], [], []
+    for lacks in (False, True):
+        monkeypatch.setattr(optim, "lacks_bfloat16", lambda lacks=lacks: lacks)
+        weights = [torch.nn.Parameter(w.clone()) for w in starts]
+        optimizer = optim.Muon(weights, lr=0.1, nesterov=nesterov, weight_decay=0.0)
+        with ProductsInBfloat16() as products:
+            for step in gradients:
+                for weight, gradient in zip(weights, step, strict=True):
+                    weight.grad = gradient.clone()
+                optimizer.step()
+        counts.append(products.count)
+        moved.append([(w - start).detach() for w, start in zip(weights, starts, strict=True)])
+        momenta.append([optimizer.state[w]["momentum_buffer"] for w in weights])
+    assert counts == [3 * 3 * 5 * 3, 0]  # updates, matrices, steps of Newton and Schulz, products
+    for slow, fast in zip(*moved, strict=True):
+        assert 0 < float((fast - slow).norm() / slow.norm()) < 0.02  # bfloat16 has three digits
+    for slow, fast in zip(*momenta, strict=True):
+        assert torch.equal(slow, fast)
 
 
 def test_the_schedule_scales_both_rates(tmp_path: Path) -> None:
