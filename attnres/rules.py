@@ -119,12 +119,16 @@ def _default(rule: str) -> RuleSpec:
     return compose_trial([f"residual={rule}", f"model.depth={COUNTED.depth}"]).residual
 
 
+def timed_as(spec: RuleSpec) -> str:
+    """The benchmark's name: that of a rule as its YAML has it, the label of a variant."""
+    return spec.rule if spec == _default(spec.rule) else spec.label()
+
+
 def _timing(spec: RuleSpec, shape: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The ratio to prenorm. The benchmark times rules as their YAML has them: variants have no time."""
-    implementation = getattr(spec, "implementation", "plain")
-    names = {spec.label(), spec.rule} if spec == _default(spec.rule) else {spec.label()}
+    """The ratio to prenorm."""
+    implementation, name = getattr(spec, "implementation", "plain"), timed_as(spec)
     for row in rows:
-        same_rule = row["rule"] in names and row["implementation"] == implementation
+        same_rule = row["rule"] == name and row["implementation"] == implementation
         if same_rule and _shape(row) == shape:
             return f"{row['ratio_to_prenorm']:.2f}"
     return ""

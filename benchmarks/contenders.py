@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from attnres.autocast import lacks_bfloat16
 from attnres.compose import compose_trial
 from attnres.config import ModelConfig, OptimConfig
+from attnres.errors import ConfigError
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
 from attnres.residual import specs
+from attnres.rules import VARIANTS
 
 Step = Callable[[], object]
 OPTIM = OptimConfig(
@@ -74,6 +76,12 @@ RULES: Mapping[str, Callable[[int, Any], specs.RuleSpec]] = {
 }
 # Rules without a fused form, with their YAML's options.
 PLAIN_RULES: Sequence[str] = tuple(rule for rule in specs.SPECS if rule not in RULES)
+# Label -> rule and the options in which it differs from its YAML, as in the table of `attnres.rules`.
+OPTIONS: Mapping[str, tuple[str, Sequence[str]]] = {
+    compose_trial([f"residual={rule}", *options]).residual.label(): (rule, options)
+    for rule, several in VARIANTS.items()
+    for options in several
+}
 PEERS: Mapping[str, tuple[str, str]] = {  # name -> (module, package)
     "x_transformers_prenorm": ("x_transformers", "x-transformers"),
     "x_transformers_attn_residual": ("x_transformers", "x-transformers"),
@@ -89,6 +97,7 @@ def names() -> list[tuple[str, str]]:
     pairs = [("prenorm", "plain")]
     pairs += [(rule, how) for rule in RULES if rule != "prenorm" for how in ("fused", "reference")]
     pairs += [(rule, "plain") for rule in PLAIN_RULES]
+    pairs += [(label, "fused" if rule in RULES else "plain") for label, (rule, _) in OPTIONS.items()]
     return [*pairs, *((peer, "peer") for peer in PEERS), ("stand_in", "plain"), ("matmul", "bare")]
 
 
@@ -104,13 +113,21 @@ def absent(rule: str, width: int) -> str | None:
     return None
 
 
+def unfit(rule: str, implementation: str, shape: Shape) -> str | None:
+    """Why a rule of ours does not fit a shape, as depth heads that do not divide its width."""
+    try:
+        _spec(rule, implementation, shape)
+    except ConfigError as error:
+        return f"{rule}: {error}"
+    return None
+
+
 def build(rule: str, implementation: str, shape: Shape) -> Step:
     """A closure that does one training step: forward, backward, AdamW (or the bare products)."""
     torch.manual_seed(0)
     if rule == "matmul":
         return _products(shape)
-    if rule in RULES or rule in PLAIN_RULES:
-        spec = _spec(rule, implementation, shape)
+    if spec := _spec(rule, implementation, shape):
         model = Transformer(shape.model_config(), spec, shape.vocabulary)
         model.initialise(0)
         return _training_step(model, model.loss, shape)
@@ -125,12 +142,19 @@ def build(rule: str, implementation: str, shape: Shape) -> Step:
     return _training_step(model, loss, shape)
 
 
-def _spec(rule: str, implementation: str, shape: Shape) -> specs.RuleSpec:
+def _spec(rule: str, implementation: str, shape: Shape) -> specs.RuleSpec | None:
+    """What a rule of ours, or a variant, is in this shape. Raises ConfigError where it fits none."""
+    layers = 2 * shape.depth
     if rule in RULES:
-        return RULES[rule](2 * shape.depth, implementation)
-    blocks = f"residual.num_blocks={min(8, 2 * shape.depth)}"
-    more = [blocks] if rule == "rms_block" else []
-    return compose_trial([f"residual={rule}", f"model.depth={shape.depth}", *more]).residual
+        spec = RULES[rule](layers, implementation)
+    elif rule in PLAIN_RULES or rule in OPTIONS:
+        rule, options = OPTIONS.get(rule, (rule, ()))
+        more = [f"residual.num_blocks={min(8, layers)}"] if rule == "rms_block" else []
+        spec = compose_trial([f"residual={rule}", f"model.depth={shape.depth}", *options, *more]).residual
+    else:
+        return None
+    spec.check(layers, shape.width)
+    return spec
 
 
 def _training_step(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], shape: Shape) -> Step:

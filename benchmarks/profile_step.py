@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from contenders import Shape, absent, build, names  # noqa: E402
+from contenders import Shape, absent, build, names, unfit  # noqa: E402
 
 KINDS = {  # kind -> beginnings of operators' names
     "matrix products": ("aten::mm", "aten::addmm"),
@@ -84,13 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = set(arguments.rules.split(",")) - set(implementations)
     if unknown:
         parser.error(f"--rules={min(unknown)}: unknown; one of {', '.join(sorted(implementations))}")
-    missing = [why for rule in arguments.rules.split(",") if (why := absent(rule, arguments.width))]
-    if missing:
-        parser.error(f"--rules={arguments.rules}: {missing[0]}")
+    rules = arguments.rules.split(",")
+    shape = Shape(arguments.width, arguments.depth, arguments.dtype, 8, 256, 4096, "cpu")
+    for rule in rules:
+        if why := absent(rule, arguments.width) or unfit(rule, implementations[rule], shape):
+            parser.error(f"--rules={arguments.rules}: {why}")
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    shape = Shape(arguments.width, arguments.depth, arguments.dtype, 8, 256, 4096, "cpu")
-    rules = arguments.rules.split(",")
     columns = [profile_rule(rule, implementations[rule], shape, arguments.steps) for rule in rules]
     print(f"| ms of a step | {' | '.join(rules)} |")
     print(f"| --- |{' ---: |' * len(rules)}")

@@ -21,7 +21,7 @@ from attnres.environment import processor_name, source_commit
 from attnres.memory import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from contenders import PEERS, PLAIN_RULES, RULES, Shape, absent, build, names  # noqa: E402
+from contenders import OPTIONS, PEERS, PLAIN_RULES, RULES, Shape, absent, build, names, unfit  # noqa: E402
 from measurement import CLOCKS, SLOW, SLOW_ROUNDS, interleave, peak_memory_bytes  # noqa: E402
 
 SMALL_WIDTH = 256
@@ -46,7 +46,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 is autocast")
     parser.add_argument(
         "--rules",
-        help=f"comma-separated part of {', '.join([*RULES, *PLAIN_RULES, *PEERS, 'stand_in', 'matmul'])}; "
+        help="comma-separated part of "
+        f"{', '.join([*RULES, *PLAIN_RULES, *OPTIONS, *PEERS, 'stand_in', 'matmul'])}; "
         f"by default all; from {PLAIN_RULES[0]} to peers only in float32 up to width {SMALL_WIDTH}",
     )
     parser.add_argument(
@@ -93,6 +94,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                 parser.error(f"--{field}={name}: unknown; one of {', '.join(sorted(known))}")
         if getattr(arguments, field) is not None and not chosen_names(getattr(arguments, field)):
             parser.error(f"--{field}={getattr(arguments, field)}: names nothing")
+    if arguments.memory_of and tuple(arguments.memory_of) not in names():
+        parser.error(f"--memory-of={' '.join(arguments.memory_of)}: unknown")
     rules, hows = chosen_names(arguments.rules), chosen_names(arguments.implementations)
     if rules and hows and not any(rule in rules and how in hows for rule, how in names()):
         parser.error(f"--implementations={arguments.implementations}: no chosen rule has these")
@@ -150,11 +153,17 @@ def contenders(arguments: argparse.Namespace, shape: Shape) -> list[tuple[str, s
     cheap = shape.dtype == "float32" and shape.width <= SMALL_WIDTH
     chosen = []
     for rule, implementation in names():
-        by_default = cheap or not (rule in PEERS or rule in PLAIN_RULES)
+        by_default = cheap or not (rule in PEERS or rule in PLAIN_RULES or rule in OPTIONS)
         wanted = rule in rules if rules else by_default
         if rule == "prenorm" or (wanted and (not implementations or implementation in implementations)):
             chosen.append((rule, implementation))
-    return [pair for pair in chosen if absent(pair[0], shape.width) is None]
+    fitting = []
+    for rule, implementation in chosen:
+        if why := unfit(rule, implementation, shape):
+            print(f"not timed: {why}", file=sys.stderr)
+        elif absent(rule, shape.width) is None:
+            fitting.append((rule, implementation))
+    return fitting
 
 
 def measure(shape: Shape, arguments: argparse.Namespace) -> list[dict[str, Any]]:

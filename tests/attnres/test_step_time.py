@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attnres import rules
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "step_time.py"
 
 
@@ -112,6 +114,7 @@ def refusal(main, arguments, capsys) -> str:
         (("--json", "no/such/folder/rows.json"), "--json=no/such/folder/rows.json: cannot be written"),
         (("--json", ""), "--json=: cannot be written"),
         (("--markdown", "."), "--markdown=.: cannot be written"),
+        (("--memory-of", "prenorm", "fused"), "--memory-of=prenorm fused: unknown"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(arguments, named, capsys):
@@ -127,10 +130,20 @@ def test_mistakes_are_named_before_anything_is_measured(arguments, named, capsys
         (("--depth", "0"), "--depth=0: must be positive"),
         (("--steps", "0"), "--steps=0: must be positive"),
         (("--threads", "100000"), "--threads=100000: more than"),
+        (("--rules", "attnres_full_h4", "--width", "6"), "residual.heads=4: does not divide model.width=6"),
     ],
 )
 def test_mistakes_of_a_profile_are_named(arguments, named, capsys):
     assert named in refusal(profile_step.main, arguments, capsys)
+
+
+def test_every_row_of_the_table_of_rules_is_timed_and_what_does_not_fit_is_said(capsys):
+    timed = {rule for rule, _ in step_time.names()}
+    assert {rules.timed_as(spec) for spec in rules.all_specs()} <= timed
+    arguments = step_time.parse(["--width", "6", "--depth", "1", "--rules", "attnres_full_h4,rezero"])
+    pairs = step_time.contenders(arguments, step_time.shapes(arguments)[0])
+    assert pairs == [("prenorm", "plain"), ("rezero", "plain")]
+    assert "not timed: attnres_full_h4: residual.heads=4" in capsys.readouterr().err
 
 
 def test_asking_whether_a_file_can_be_written_changes_nothing(tmp_path):
