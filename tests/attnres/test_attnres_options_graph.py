@@ -240,7 +240,9 @@ def test_autocast_changes_nothing_inside_a_rule(name: str) -> None:
 
 @every_name
 def test_under_bfloat16_autocast_fused_is_as_near_to_float32_as_the_reference(name: str) -> None:
-    """They cannot be equal: outputs that differ by a float32 rounding may round to other bfloat16 numbers."""
+    """They cannot be equal: outputs that differ by a float32 rounding may round to other bfloat16 numbers. But
+    they are nearer to each other (0 to 0.022) than bfloat16 is to float32 (0.037 to 0.049).
+    """
     values = []
     for spec, autocast in (
         (CASES[name], False),
@@ -257,6 +259,7 @@ def test_under_bfloat16_autocast_fused_is_as_near_to_float32_as_the_reference(na
     exact, fused, reference = values
     assert exact.keys() == fused.keys() == reference.keys() == {"loss", *dict(model.named_parameters())}
     assert relative_error(fused, exact) < 1.5 * relative_error(reference, exact)
+    assert relative_error(fused, reference) < relative_error(reference, exact)
 
 
 @every_name
