@@ -6,17 +6,25 @@ what this module does not reject, `config.build` does, because the composed keys
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres.config import OPTIMIZERS, TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
 from attnres.residual.specs import SPECS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# What Hydra composed of a choice of groups, for a caller with many compositions of the same files.
+# It lives as long as the caller wants: files that change in between are not seen.
+Composed = dict[tuple[str, ...], "DictConfig"]
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 
@@ -39,10 +47,14 @@ def group_options(extra_dir: str | None = None) -> dict[str, list[str]]:
 
 
 def compose_mapping(
-    config_name: str, overrides: Sequence[str], extra_dir: str | None = None
+    config_name: str,
+    overrides: Sequence[str],
+    extra_dir: str | None = None,
+    composed_groups: Composed | None = None,
 ) -> dict[str, Any]:
     """Compose `conf/<config_name>.yaml` with command-line overrides into a plain, resolved mapping.
 
+    With `composed_groups` the files are read once for each choice of groups; values are put in afterwards.
     Raises ConfigError or UserError with one line for anything that Hydra or OmegaConf refuse.
     """
     # Imported here: `--help` and the analysis do not pay for Hydra.
@@ -69,7 +81,14 @@ def compose_mapping(
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-            composed = compose(config_name, overrides=[*overrides, *extra])
+            if composed_groups is None:
+                composed = compose(config_name, overrides=[*overrides, *extra])
+            else:
+                chosen = tuple(word for word in overrides if word.partition("=")[0] in options)
+                groups = (config_name, *chosen, *extra)
+                if groups not in composed_groups:
+                    composed_groups[groups] = compose(config_name, overrides=[*chosen, *extra])
+                composed = _with_values(composed_groups[groups], [w for w in overrides if w not in chosen])
         mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except UnicodeDecodeError as error:
         raise UserError(f"a YAML file of {' '.join(overrides)} is not UTF-8 text ({error.reason})") from error
@@ -79,9 +98,27 @@ def compose_mapping(
     return {str(key): value for key, value in mapping.items()}
 
 
-def compose_trial(overrides: Sequence[str], extra_dir: str | None = None) -> TrialConfig:
+def _with_values(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """A copy with these values, as Hydra sets them; a key that does not exist is Hydra's error."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import ConfigCompositionException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = copy.deepcopy(composed)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        try:
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(f"Could not override '{override.key_or_group}'.") from error
+    return config
+
+
+def compose_trial(
+    overrides: Sequence[str], extra_dir: str | None = None, composed_groups: Composed | None = None
+) -> TrialConfig:
     """Overrides such as `["model=cpu_50k", "residual=attnres_block", "seed=1"]` -> validated TrialConfig."""
-    return build_trial_config(compose_mapping("trial", overrides, extra_dir))
+    return build_trial_config(compose_mapping("trial", overrides, extra_dir, composed_groups))
 
 
 def _check_override(override: str, options: Mapping[str, Sequence[str]]) -> None:

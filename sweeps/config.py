@@ -6,15 +6,16 @@ A study is data: what its trials resolve to is `sweeps.study`.
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from attnres.compose import compose_mapping, group_options
 from attnres.config import NAME_PATTERN, build
 from attnres.errors import ConfigError, UserError
+from sweeps.choices import Axis, RuleChoice, SizeChoice, parse_axes, parse_rule, parse_size
 
 # What a study sets by other means than an override; as an override it would break the comparison.
 _SET_BY_STUDY = {
@@ -41,55 +42,28 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class RuleChoice:
-    """A residual rule of the study: a config of the group `residual`, and options on top of it."""
-
-    name: str
-    options: Mapping[str, Any]
-
-    @property
-    def overrides(self) -> list[str]:
-        return [
-            f"residual={self.name}",
-            *(f"residual.{k}={override_value(v)}" for k, v in self.options.items()),
-        ]
-
-    def __str__(self) -> str:
-        return ",".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A trial key and the values that the study gives it."""
-
-    key: str
-    values: tuple[Any, ...]
-
-    def override(self, value: Any, groups: Mapping[str, Sequence[str]]) -> str:
-        return f"{self.key}={value if self.key in groups else override_value(value)}"
-
-
-@dataclass(frozen=True)
 class StudyConfig:
     """A named grid: sizes x rules x seeds x axes."""
 
     name: str
     purpose: str
     baseline: str  # label of one of the rules
-    sizes: tuple[str, ...]
+    sizes: tuple[SizeChoice, ...]
     rules: tuple[RuleChoice, ...]
     seeds: tuple[int, ...]
     axes: tuple[Axis, ...]
     overrides: tuple[str, ...]
     claims: tuple[Claim, ...]
     too_small: str | None
+    report: Literal["multiplier", "rows", "shape", "dynamics"] | None  # null: by the number of sizes
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
             why = "use 1 to 64 letters, digits, . _ - (it names a folder)"
             raise ConfigError("study.name", self.name, why)
-        for field in ("sizes", "rules", "seeds"):
-            _check_values(f"study.{field}", getattr(self, field))
+        _check_values("study.sizes", [size.name for size in self.sizes])
+        _check_values("study.rules", self.rules)
+        _check_values("study.seeds", self.seeds)
         for axis in self.axes:
             field = f"study.axes.{axis.key}"
             top = axis.key.partition(".")[0]
@@ -152,6 +126,9 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     theirs = [word for word in overrides if word not in ours]
     merged = _merge(study.overrides, theirs, groups)
     _check_overrides(merged, study)
+    given_keys = {_key(word) for word in theirs}
+    sizes = tuple(size.without(given_keys, given_keys & groups.keys()) for size in study.sizes)
+    study = dataclasses.replace(study, sizes=sizes)
     fields = {**mapping, "study": study, "trial_overrides": merged}
     return build(SweepConfig, fields, "")
 
@@ -159,20 +136,6 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
 def available_cores() -> int:
     """Cores that this process may use (a container or taskset may allow fewer than the machine has)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def override_value(value: Any) -> str:
-    """A plain value as Hydra's override grammar writes it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(override_value, value)) + "]"
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
 
 
 def _key(override: str) -> str:
@@ -206,48 +169,14 @@ def _normalised(
         raise ConfigError("study", study, "must be a group of keys")
     study = dict(study)
     if isinstance(study.get("rules"), list):
-        study["rules"] = [_rule(rule) for rule in study["rules"]]
-        for rule in study["rules"]:
-            _check_name("study.rules", rule.name, groups["residual"])
+        study["rules"] = [parse_rule(rule, groups["residual"]) for rule in study["rules"]]
     if isinstance(study.get("sizes"), list):
-        for size in study["sizes"]:
-            _check_name("study.sizes", size, groups["model"])
+        study["sizes"] = [parse_size(size, groups["model"]) for size in study["sizes"]]
     axes = study.get("axes")
     if not isinstance(axes, Mapping):
         raise ConfigError("study.axes", axes, "must map trial keys to lists of values")
-    study["axes"] = [_axis(key, values) for key, values in {**_flat(axes), **given_axes}.items()]
+    study["axes"] = parse_axes({**axes, **given_axes})
     return study
-
-
-def _rule(choice: Any) -> RuleChoice:
-    if isinstance(choice, str):
-        return RuleChoice(choice, {})
-    if not isinstance(choice, Mapping) or not isinstance(choice.get("rule"), str):
-        why = "a rule is a name, or {rule: name, option: value}"
-        raise ConfigError("study.rules", choice, why)
-    return RuleChoice(choice["rule"], {str(key): value for key, value in choice.items() if key != "rule"})
-
-
-def _flat(axes: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """`{optim.learning_rate: [..]}` and `{optim: {learning_rate: [..]}}` mean the same."""
-    flat: dict[str, Any] = {}
-    for key, value in axes.items():
-        path = f"{prefix}{key}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
-    return flat
-
-
-def _axis(key: str, values: Any) -> Axis:
-    if not isinstance(values, list):
-        raise ConfigError(f"study.axes.{key}", values, "must be a list of values")
-    return Axis(key, tuple(values))
-
-
-def _check_name(field: str, name: Any, known: Sequence[str]) -> None:
-    if name not in known:
-        close = difflib.get_close_matches(str(name), known, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(field, name, f"{hint}one of {', '.join(known)}")
 
 
 def _check_values(field: str, values: Sequence[Any]) -> None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnres.compose import compose_trial, group_options
+from attnres.compose import Composed, compose_trial, group_options
 from attnres.config import DataConfig, TrialConfig, to_mapping
 from attnres.data.corpus import PackedCorpus, open_corpus
 from attnres.errors import ConfigError
 from attnres.record import write_text_atomic
 from attnres.trial import Trial, resolve
-from sweeps.config import SweepConfig, load_sweep, override_value
+from sweeps.choices import override_value
+from sweeps.config import SweepConfig, load_sweep
 
 STUDY_SCHEMA = 1
 STUDY_FILE = "study.json"
@@ -131,6 +132,7 @@ def describe(study: Study) -> dict[str, Any]:
         "baseline": config.baseline,
         "claims": [dataclasses.asdict(claim) for claim in config.claims],
         "too_small": config.too_small if config.too_small is not None else False,
+        "report": config.report,
         "trials": [
             {
                 "id": planned.trial.id,
@@ -151,23 +153,24 @@ def describe(study: Study) -> dict[str, Any]:
 def _cells(config: SweepConfig, config_dir: str | None) -> Iterator[_Cell]:
     """Every cell of the grid, composed: sizes outermost, then axes, then rules."""
     groups = group_options(config_dir)
+    composed_groups: Composed = {}  # a study has many cells of few files
     study = config.study
     for size, values in itertools.product(study.sizes, itertools.product(*(a.values for a in study.axes))):
         axes = {axis.key: value for axis, value in zip(study.axes, values, strict=True)}
         for rule in study.rules:
             overrides = (
-                f"model={size}",
+                *size.overrides,
                 *rule.overrides,
                 f"study_name={override_value(study.name)}",
                 f"runs_dir={override_value(config.runs_dir)}",
                 *config.trial_overrides,
                 *(axis.override(axes[axis.key], groups) for axis in study.axes),
             )
-            composed = compose_trial(overrides, config_dir)
-            if composed.model.name != size:
+            composed = compose_trial(overrides, config_dir, composed_groups)
+            if composed.model.name != size.name:
                 why = f"its file says name: {composed.model.name}; a size is named after its file"
-                raise ConfigError("study.sizes", size, why)
-            yield _Cell(size, axes, overrides, composed)
+                raise ConfigError("study.sizes", size.name, why)
+            yield _Cell(size.name, axes, overrides, composed)
 
 
 def _check_labels(study: Study) -> None:

@@ -9,52 +9,10 @@ from pathlib import Path
 import pytest
 from sweeps_support import STUDY, Workplace, write, write_configs
 
-from attnres.compose import config_dir, group_options
 from attnres.config import to_mapping
 from attnres.data.corpus import open_corpus
 from attnres.errors import ConfigError, UserError
-from sweeps.study import Study, describe, load_study, write_study
-
-SHIPPED = group_options()["study"]
-
-
-@pytest.fixture(scope="module")
-def shipped(shared_workplace: Workplace) -> dict[str, Study]:
-    return {name: load_study([f"study={name}", *shared_workplace.overrides()]) for name in SHIPPED}
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_study_resolves(name: str, shipped: dict[str, Study]) -> None:
-    study = shipped[name]
-    grid = study.config.study
-    cells = len(grid.sizes) * len(grid.rules) * len(grid.seeds)
-    for axis in grid.axes:
-        cells *= len(axis.values)
-    assert study.name == name
-    assert len({planned.trial.id for planned in study.trials}) == len(study.trials) == cells
-    if len(grid.rules) > 1:
-        assert {claim.multiplier for claim in grid.claims} >= {1.25}
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_preset_says_what_it_is_for(name: str) -> None:
-    head = (config_dir() / "study" / f"{name}.yaml").read_text().split("\nname:")[0]
-    assert all(line.startswith("#") for line in head.splitlines())
-    for part in ("Purpose:", "Command:", "Expect:", f"study={name}"):
-        assert part in head
-
-
-def test_smoke_says_that_it_cannot_judge(shipped: dict[str, Study]) -> None:
-    assert len(shipped["smoke"].trials) == 9
-    assert describe(shipped["smoke"])["too_small"]
-
-
-def test_scaling_law_is_the_ladder_of_the_issue(shipped: dict[str, Study]) -> None:
-    study = shipped["scaling_law"]
-    grid = study.config.study
-    assert (len(grid.rules), len(grid.sizes), len(grid.seeds)) == (3, 5, 3)
-    assert describe(study)["too_small"] is False
-    assert all(planned.trial.config.model.depth >= 8 for planned in study.trials)
+from sweeps.study import describe, load_study, write_study
 
 
 def test_each_context_has_a_validation_set_of_its_own(shared_workplace: Workplace) -> None:
@@ -229,7 +187,7 @@ def test_mistakes_in_a_study_file(old: str, new: str, line: str, workplace: Work
 
 
 def test_no_study_lists_the_studies() -> None:
-    with pytest.raises(UserError, match="choose a study: .*scaling_law, smoke"):
+    with pytest.raises(UserError, match="choose a study: ablation, .*smoke"):
         load_study([])
 
 
@@ -254,3 +212,39 @@ def test_a_study_is_named_after_its_file(tmp_path: Path, shared_workplace: Workp
         load_study(["study=copied", *shared_workplace.overrides()], str(configs))
     renamed = load_study(["study=copied", "study.name=copied", *shared_workplace.overrides()], str(configs))
     assert renamed.folder.name == "copied"
+
+
+DEEP = "{size: deep, base: tiny_a, depth: 4, budget.tokens: 1280}"
+
+
+def test_a_size_can_be_another_one_with_other_values(shared_workplace: Workplace) -> None:
+    write_configs(shared_workplace.configs, STUDY.replace(", budget.tokens=2560", ""))
+    study = shared_workplace.study(f"study.sizes=[{DEEP}]", "study.rules=[prenorm]")
+    (planned,) = study.trials
+    assert (planned.size, planned.trial.config.model.name) == ("deep", "deep")
+    assert (planned.trial.config.model.depth, planned.trial.config.model.width) == (4, 8)
+    assert planned.trial.tokens == 1280
+    # The command line wins over a size, too.
+    (planned,) = shared_workplace.study(
+        f"study.sizes=[{DEEP}]", "study.rules=[prenorm]", "budget.tokens=640"
+    ).trials
+    assert planned.trial.tokens == 640
+    write_configs(shared_workplace.configs)
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [
+        ("{size: deep, base: tiny_z}", "study.sizes=tiny_z: did you mean tiny_"),
+        ("{base: tiny_a}", "a size is a name, or {size: name, base: name, key: value}"),
+        ("{size: deep, base: tiny_a, dept: 4}", "model.dept=4: unknown key; did you mean model.depth?"),
+        ("{size: deep, base: tiny_a, residual.rule: prenorm}", "study.sizes=deep: cannot set residual.rule"),
+        ("{size: deep, base: tiny_a, budget.tokens: 8}", "budget.tokens=2560: is given twice"),
+        ("tiny_a,{size: tiny_a, depth: 4}", "study.sizes=tiny_a: is given twice"),
+    ],
+)
+def test_mistakes_in_a_size(size: str, line: str, shared_workplace: Workplace) -> None:
+    with pytest.raises(UserError) as caught:
+        shared_workplace.study(f"study.sizes=[{size}]")
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
