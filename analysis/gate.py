@@ -81,12 +81,12 @@ def check_losses(rows: pd.DataFrame, source: str) -> None:
                 )
 
 
-def check_sizes(rows: pd.DataFrame, source: str) -> None:
+def why_no_multiplier(rows: pd.DataFrame, source: str) -> str | None:
+    """The one line that says why these sizes give no law of loss against compute, or None."""
     sizes = list(dict.fromkeys(rows["size"]))
     if len(sizes) < MIN_SIZES:
-        raise StudyError(f"{source}: {len(sizes)} sizes ({', '.join(sizes)}): a comparison needs {MIN_SIZES}")
+        return f"{source}: {len(sizes)} sizes ({', '.join(sizes)}): a comparison needs {MIN_SIZES}"
     compute = rows.groupby("size")["compute"].mean()
     if compute.nunique() == 1:
-        raise StudyError(
-            f"{source}: compute={compute.iloc[0]:.6g} FLOP at every size: no slope can be fitted"
-        )
+        return f"{source}: compute={compute.iloc[0]:.6g} FLOP at every size: no slope can be fitted"
+    return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.gate import Gate, StudyError, and_more, name_some
-from analysis.study_data import Found, StudyData, build_study, check_convention
+from analysis.study_data import REPORTS, Found, StudyData, build_study, check_convention
 from attnres.errors import RecordError
 from attnres.record import RECORD_FILE, read_record
 
@@ -70,6 +70,8 @@ def parse_plan(text: str, place: str) -> dict[str, Any]:
     for key, kinds in (("claims", list), ("too_small", (bool, str)), ("purpose", str)):
         if not isinstance(plan.get(key), (kinds, type(None))):
             raise StudyError(f"{place}: {key}={plan[key]!r}: is of the wrong type")
+    if plan.get("report") not in (None, *REPORTS):
+        raise StudyError(f"{place}: report={plan['report']!r}: one of {', '.join(REPORTS)}")
     return plan
 
 

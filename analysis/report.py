@@ -16,6 +16,7 @@ import scipy
 
 from analysis.claims import parse_claims
 from analysis.compare import DEFAULT_CONFIDENCE
+from analysis.differences_report import REPORT_FOLDER, write_differences
 from analysis.gate import ALLOWABLE
 from analysis.load import load_study
 from analysis.markdown import render
@@ -31,7 +32,6 @@ from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError
 from attnres.record import write_text_atomic
 
-REPORT_FOLDER = "report"
 KEYS = ("study", "runs_dir", "baseline", "convention", "where", "claims", "confidence", "draws")
 WANDB_KEYS = (
     "source",
@@ -52,7 +52,8 @@ python -m analysis.report source=wandb:PROJECT-OR-FOLDER [key=value ...] [--allo
 python -m analysis.report source=TABLE.csv columns=... baseline=RULE [key=value ...]
 
 Reads runs_dir/NAME/study.json and the records beside it (no torch) and writes runs_dir/NAME/report/:
-report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG.
+report.md, results.json (docs/results.md), CSV tables, figures as PNG and SVG. A study of fewer than 3 sizes,
+or one that asks for it (docs/studies.md), gets a table of rules against the baseline instead of multipliers.
 
   runs_dir=runs        where the studies are
   baseline=RULE        instead of the study's own
@@ -98,16 +99,17 @@ def main(argv: list[str]) -> int:
     with_figures = not take_flag(argv, "--no-figures")
     reject_options(argv)
     options = parse_options(argv)
-    result = compute_results(
-        _load(options, allow),
-        claims=parse_claims(options.get("claims", "")),
-        confidence=_number(options, "confidence", DEFAULT_CONFIDENCE, 0.5, 0.9999),
-        draws=int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000)),
-    )
-    path = write_report(result, command, with_figures)
-    for r in result.rules.values():
-        print(r.verdict_line)
-    print(f"report: {path}")
+    claims = parse_claims(options.get("claims", ""))
+    confidence = _number(options, "confidence", DEFAULT_CONFIDENCE, 0.5, 0.9999)
+    draws = int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000))
+    data = _load(options, allow)
+    if data.wants_multiplier:
+        result = compute_results(data, claims=claims, confidence=confidence, draws=draws)
+        path = write_report(result, command, with_figures)
+        lines = [r.verdict_line for r in result.rules.values()]
+    else:
+        path, lines = write_differences(data, describe_how(data, command), confidence, with_figures)
+    print("\n".join([*lines, f"report: {path}"]))
     return 0
 
 
@@ -191,7 +193,7 @@ def _number(options: Mapping[str, str], key: str, default: float, low: float, hi
 def write_report(result: StudyResult, command: str, with_figures: bool = True) -> Path:
     """Write everything below the study's folder; returns the path of report.md."""
     folder = result.data.folder / REPORT_FOLDER
-    how = describe_how(result, command)
+    how = describe_how(result.data, command)
     figures: list[str] = []
     if with_figures:
         from analysis.figures import draw_all  # matplotlib takes longer to import than all the rest
@@ -204,9 +206,9 @@ def write_report(result: StudyResult, command: str, with_figures: bool = True) -
     return path
 
 
-def describe_how(result: StudyResult, command: str) -> dict[str, Any]:
+def describe_how(data: StudyData, command: str) -> dict[str, Any]:
     """Command, commits and versions, for whoever wants to make the report again."""
-    used = result.data.tuned
+    used = data.tuned
     commits = {str(commit) for commit in used["commit"].dropna()}
     torch_versions = set(used["torch"]) - {ABSENT} if "torch" in used.columns else set()
     return {

@@ -96,6 +96,8 @@ def compute_results(
     draws: int = DEFAULT_DRAWS,
 ) -> StudyResult:
     """Fit and compare everything. Raises UserError where an arm cannot be compared."""
+    if data.no_multiplier is not None:
+        raise StudyError(data.no_multiplier)
     table, notes = data.table, list(data.notes)
     arms = {}
     for rule in data.rules[1:]:

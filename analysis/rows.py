@@ -40,7 +40,7 @@ def record_row(
     if record["status"] == "finished" and not record["schedule_complete"]:
         row["status"] = "unfinished"
     timing, environment, times = record["timing"], record["environment"], time_columns(record)
-    validation = record["validation"] or {}
+    validation, shape = record["validation"] or {}, record["config"].get("model") or {}
     row |= {
         "reason": record["reason"],
         "loss": _number(validation.get("loss_nats")),
@@ -49,6 +49,8 @@ def record_row(
         "compute": _number(record["training_flops"].get(convention)),
         **{f"compute_{name}": _number(record["training_flops"].get(name)) for name in CONVENTIONS},
         "tokens": record["tokens"],
+        "steps": record["steps"],
+        **{key: shape.get(key) for key in ("width", "depth", "heads")},
         "parameters": record["parameters"].get("total"),
         "non_embedding_parameters": record["parameters"].get("non_embedding"),
         "learning_rate": record["learning_rate"],

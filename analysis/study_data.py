@@ -10,11 +10,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import Claim, study_claims
-from analysis.gate import Gate, check_losses, check_sizes, rules_of
+from analysis.gate import Gate, check_losses, rules_of, why_no_multiplier
 from analysis.rows import axis_columns, record_row, select, tuned_rows
 from analysis.settings import differing_settings, mixed_software
 from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError
+
+REPORTS = ("multiplier", "rows", "shape", "dynamics")  # what a study may ask for; docs/studies.md
 
 Curve = tuple[list[float], list[float]]  # training tokens, training losses
 
@@ -44,6 +46,13 @@ class StudyData:
     notes: tuple[str, ...]
     overrides: tuple[str, ...] = ()  # that the study was launched with, after its own
     curves: Mapping[str, Curve] | None = None  # by trial id; None: from metrics.jsonl in the trials' folders
+    report: str | None = None  # one of REPORTS, as the study asks; None: by the number of sizes
+    no_multiplier: str | None = None  # the line that says why no law can be fitted
+
+    @property
+    def wants_multiplier(self) -> bool:
+        """Whether the report fits loss against compute; else it compares rows at each size."""
+        return self.report in (None, "multiplier") and self.no_multiplier is None
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,6 @@ def build_study(
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
     check_losses(usable, gate.source)
-    check_sizes(usable, gate.source)
     tuned = tuned_rows(every, usable, where, gate.source)
     _check_settings(tuned, records, gate)
     return StudyData(
@@ -106,6 +114,8 @@ def build_study(
         notes=(*found.notes, *mixed_software(tuned)),
         overrides=tuple(plan.get("overrides") or ()),
         curves=found.curves,
+        report=plan.get("report"),
+        no_multiplier=why_no_multiplier(usable, gate.source),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gate import Gate, check_losses, check_sizes, rules_of
+from analysis.gate import Gate, check_losses, rules_of, why_no_multiplier
 from analysis.points import read_csv
 from analysis.study_data import StudyData, empty_cells
 from attnres.errors import ConfigError, DataError
@@ -58,7 +58,6 @@ def load_table(path: Path, columns: str, baseline: str, folder: Path, allow: Seq
     gate.check("missing", empty, f"{len(empty)} cells of the grid have no row")
     study = path.stem
     check_losses(table, f"study={study}")
-    check_sizes(table, f"study={study}")
     repeated = table[table.duplicated(["size", "rule", "seed"])]
     if len(repeated):
         raise DataError(f"source={path}: two rows for {repeated['trial'].iloc[0]}; map seed=COLUMN")
@@ -81,6 +80,7 @@ def load_table(path: Path, columns: str, baseline: str, folder: Path, allow: Seq
         notes=(
             f"losses are from {path.name}: that they are final, and on one validation set, was not checked",
         ),
+        no_multiplier=why_no_multiplier(table, f"study={study}"),
     )
 
 

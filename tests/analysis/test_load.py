@@ -242,13 +242,17 @@ def test_losses_that_are_none(tmp_path: Path, loss: object) -> None:
     assert "must be finite and positive" in refusal(tmp_path)
 
 
-def test_few_sizes_and_one_compute(tmp_path: Path) -> None:
+def test_few_sizes_and_one_compute_give_no_multiplier(tmp_path: Path) -> None:
     make(tmp_path, Truth(sizes=2))
-    assert "2 sizes (size1, size2): a comparison needs 3" in refusal(tmp_path)
+    data = load_study(tmp_path, "s")
+    assert data.no_multiplier == "study=s: 2 sizes (size1, size2): a comparison needs 3"
+    assert not data.wants_multiplier
+    with pytest.raises(UserError, match=r"2 sizes \(size1, size2\): a comparison needs 3"):
+        compute_results(data)
     table = simulate_table(Truth(), np.random.default_rng(0)).assign(compute=1e13)
     write_study(tmp_path / "flat", table)
     with pytest.raises(UserError, match=r"compute=1e\+13 FLOP at every size"):
-        load_study(tmp_path, "flat")
+        compute_results(load_study(tmp_path, "flat"))
 
 
 def test_settings_that_do_not_exist(tmp_path: Path) -> None:

@@ -232,10 +232,11 @@ def test_mistakes_are_one_line(
 
 
 def test_refusal_as_a_command(tmp_path: Path) -> None:
-    study(tmp_path, Truth(sizes=1))
-    done = python("analysis.report", "study=s", f"runs_dir={tmp_path}")
+    study(tmp_path, Truth(sizes=3))
+    done = python("analysis.report", "study=s", f"runs_dir={tmp_path}", "baseline=mhc")
     assert done.returncode == 2
-    assert done.stderr == "error: study=s: 1 sizes (size1): a comparison needs 3\n"
+    expected = "is not a rule of this study; it has prenorm, attnres_block"
+    assert done.stderr == f"error: baseline=mhc: {expected}\n"
     assert done.stdout == ""
 
 
