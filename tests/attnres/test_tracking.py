@@ -35,8 +35,8 @@ def no_wandb_settings_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def command(root: Path, *more: str, steps: int = 20) -> list[str]:
-    overrides = tiny_overrides(root, *more, steps=steps)
-    overrides.remove("tracking=none")
+    """Tracked as by default, unless `more` says how."""
+    overrides = [word for word in tiny_overrides(root, *more, steps=steps) if word != "tracking=none"]
     return [sys.executable, "-m", "attnres.train", *overrides]
 
 
