@@ -240,8 +240,8 @@ def test_autocast_changes_nothing_inside_a_rule(name: str) -> None:
 
 @every_name
 def test_under_bfloat16_autocast_fused_is_as_near_to_float32_as_the_reference(name: str) -> None:
-    """They cannot be equal: outputs that differ by a float32 rounding may round to other bfloat16 numbers. But
-    they are nearer to each other (0 to 0.022) than bfloat16 is to float32 (0.037 to 0.049).
+    """They cannot be equal: outputs that differ by a float32 rounding may round to other bfloat16 numbers.
+    But they are nearer to each other (0 to 0.022) than bfloat16 is to float32 (0.037 to 0.049).
     """
     values = []
     for spec, autocast in (
