@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from analysis import style
 from analysis.differences import Difference, DifferenceResult
 from analysis.figures import short
-from analysis.paper_rows import PAPER_SCALE, block_size_of, figure_6
+from analysis.paper_rows import block_size_of, figure_6
 
 OURS, PAPER, BASE = style.COLOURS[1], style.COLOURS[2], style.COLOURS[0]
 ROWS_AT_MOST = 30  # in the figure of differences
@@ -55,7 +55,7 @@ def differences(result: DifferenceResult) -> Figure:
 def _title(result: DifferenceResult) -> str:
     one_seed = all(len(row.difference_per_seed) < 2 for row in result.rows)
     where = f", {short(result.sizes[0])}" if len(result.sizes) == 1 else ""
-    spread = "one seed, no interval" if one_seed else f"mean and {result.confidence:.0%} interval over seeds"
+    spread = "one seed, no interval" if one_seed else f"mean difference with {result.confidence:.0%} interval"
     return f"This study{where}\n{spread}"
 
 
@@ -63,7 +63,14 @@ def _interval(axes: Axes, y: int, row: Difference) -> None:
     seeds = list(row.difference_per_seed.values())
     if len(seeds) > 1:
         axes.plot(
-            seeds, [y] * len(seeds), "o", color=OURS, markersize=4, alpha=0.45, markeredgewidth=0, zorder=2
+            seeds,
+            [y + 0.24] * len(seeds),
+            "o",
+            color=OURS,
+            markersize=4,
+            alpha=0.45,
+            markeredgewidth=0,
+            zorder=2,
         )
     if row.low is not None and row.high is not None:
         axes.plot([row.low, row.high], [y, y], color=OURS, linewidth=1.6, zorder=2)
@@ -135,7 +142,13 @@ def block_size(result: DifferenceResult) -> Figure:
         if len(row.difference_per_seed) > 1:
             values = [base + gap for gap in row.difference_per_seed.values()]
             left.plot(
-                [size] * len(values), values, "o", color=OURS, alpha=0.45, markersize=4, markeredgewidth=0
+                [size * 1.07] * len(values),
+                values,
+                "o",
+                color=OURS,
+                alpha=0.45,
+                markersize=4,
+                markeredgewidth=0,
             )
     means = [base + row.difference_nats for row in sizes.values()]
     left.plot(x, means, "-s", color=OURS, markersize=7, markeredgecolor="white", zorder=3)
@@ -146,23 +159,23 @@ def block_size(result: DifferenceResult) -> Figure:
     right.plot(list(losses), list(losses.values()), "-D", color=PAPER, markersize=7, markeredgecolor="white")
     _block_axis(right, list(losses), figure_6()["baseline"], "PreNorm", f"{figure_6()['baseline']:.3f}")
     right.set_title(
-        f"The paper's Figure 6, its own axis\n{PAPER_SCALE.partition(': ')[2]}",
-        loc="left",
-        fontsize=10.5,
-        pad=8,
+        "The paper's Figure 6, its own axis\n436M model, one run each", loc="left", fontsize=10.5, pad=8
     )
     return figure
 
 
 def _block_axis(axes: Axes, sizes: Sequence[int], base: float, label: str, value: str) -> None:
     axes.axhline(base, color=BASE, linewidth=1.3, zorder=1)
-    axes.annotate(
+    axes.text(
+        (sizes[-1] * sizes[-2]) ** 0.5,
+        base,
         f"{label} {value}",
-        (min(sizes), base),
-        xytext=(0, 4),
-        textcoords="offset points",
+        ha="center",
+        va="center",
         fontsize=9.5,
         color=BASE,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        zorder=4,
     )
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(sizes), [str(size) for size in sizes])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,8 @@ def read_dynamics(data: StudyData) -> Dynamics:
 
 def _read(path: Path, trial: str) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: of a torn file numpy leaves its own handle open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             if about["schema"] != SCHEMA or about["trial_id"] != trial:
                 raise StudyError(f"{path}: is schema {about['schema']} of trial {about['trial_id']}")
@@ -92,7 +94,7 @@ def _read(path: Path, trial: str) -> dict[str, Any]:
             arrays["reads"] = tuple(file["read"].tolist())
             arrays["sources"] = tuple(file["depth_source"].tolist()) if "depth_source" in file.files else ()
             return arrays
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise StudyError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
 
 
