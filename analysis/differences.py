@@ -67,6 +67,12 @@ class DifferenceResult:
     def sizes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.size for row in self.rows))
 
+    @property
+    def of_paper(self) -> tuple[str, ...]:
+        """Places in the paper that have a row of this study, its baseline apart."""
+        compared = [row for row in self.rows if row.reading != "baseline" and row.paper is not None]
+        return tuple(sorted({row.paper.place for row in compared if row.paper is not None}))
+
     def of_size(self, size: str) -> list[Difference]:
         return [row for row in self.rows if row.size == size]
 

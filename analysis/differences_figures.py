@@ -23,7 +23,7 @@ def draw_all(result: DifferenceResult, folder: Path) -> list[Path]:
     paths: list[Path] = []
     compared = [row for row in result.rows if row.reading != "baseline"]
     with style.style():
-        if len(compared) <= ROWS_AT_MOST:
+        if len(compared) <= ROWS_AT_MOST and result.data.report != "shape":
             paths += style.save(differences(result), folder, "differences")
         if len(result.sizes) == 1 and len(_block_sizes(result.rows)) >= BLOCK_SIZES_AT_LEAST:
             paths += style.save(block_size(result), folder, "block_size")
@@ -33,7 +33,7 @@ def draw_all(result: DifferenceResult, folder: Path) -> list[Path]:
 def differences(result: DifferenceResult) -> Figure:
     """A row for each rule and size: the difference with its interval; right, that of the paper."""
     rows = [row for row in result.rows if row.reading != "baseline"]
-    with_paper = any(row.paper for row in rows)
+    with_paper = bool(result.of_paper)
     height = 1.55 + 0.34 * len(rows)
     figure = Figure(figsize=(10.2 if with_paper else 6.8, height))
     panels = (

@@ -84,7 +84,7 @@ def _size(result: DifferenceResult, size: str) -> list[str]:
         "parameters",
         "step time",
     ]
-    with_paper = any(row.paper for row in rows)
+    with_paper = bool(result.of_paper)
     if with_paper:
         header += ["paper: loss", "paper: difference"]
     lines = [
@@ -143,13 +143,12 @@ def _paper_cells(row: Difference) -> list[str]:
 
 
 def _paper(result: DifferenceResult) -> list[str]:
-    places = sorted({row.paper.place for row in result.rows if row.paper})
-    if not places:
+    if not result.of_paper or len(result.sizes) > SIZES_WITH_A_TABLE:
         return []
     return [
-        f"Columns headed paper: {' and '.join(places)} of arXiv:2603.15031 ({PAPER_SCALE}), from its "
-        "prenorm. Another model, corpus and tokenizer: signs and order can be compared with ours, amounts "
-        "cannot.",
+        f"Columns headed paper: {' and '.join(result.of_paper)} of arXiv:2603.15031 ({PAPER_SCALE}), from "
+        "its prenorm. Another model, corpus and tokenizer: signs and order can be compared with ours, "
+        "amounts cannot.",
         "",
     ]
 

@@ -33,7 +33,7 @@ def to_json(result: DifferenceResult, how: Mapping[str, Any], extra: Mapping[str
         "let_pass": list(data.let_pass),
         "notes": list(result.notes),
         "no_multiplier": why_no_multiplier(result),
-        "paper_scale": PAPER_SCALE if any(row.paper for row in result.rows) else None,
+        "paper_scale": PAPER_SCALE if result.of_paper else None,
         "rows": [plain(row) for row in result.rows],
         "pooled_std_nats": result.pooled_std_nats,
         "pooled_degrees_of_freedom": result.pooled_degrees_of_freedom,
