@@ -71,22 +71,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_table_and_json_of_a_tiny_shape(tmp_path):
     shape = ("--width", "16", "--depth", "2", "--dtype", "float32", "--batch", "2", "--context", "16")
     output = tmp_path / "rows.json"
-    rules = (
-        "attnres_full,attnres_block,attnres_full_sigmoid,stand_in,matmul"  # memory takes a process of each
-    )
-    done = run(
-        *shape,
-        "--rules",
-        rules,
-        "--vocabulary",
-        "64",
-        "--repeats",
-        "2",
-        "--threads",
-        "1",
-        "--json",
-        str(output),
-    )
+    rules = "attnres_full,attnres_block,attnres_full_sigmoid,stand_in,matmul"  # each takes processes
+    options = ("--vocabulary", "64", "--repeats", "2", "--threads", "1", "--rules", rules)
+    done = run(*shape, *options, "--json", str(output))
     assert done.returncode == 0, done.stderr
     rows = json.loads(output.read_text())["rows"]
     pairs = {(row["rule"], row["implementation"]) for row in rows}
