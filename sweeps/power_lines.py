@@ -78,6 +78,8 @@ def study_power(
     where they show them, else they are assumed.
     """
     seeds = len(dict.fromkeys(planned.seed for planned in study.trials))
+    if (report := study.config.study.report) not in (None, "multiplier"):
+        return f"power: study.report={report}: no multiplier to plan for"
     costs = size_costs(study, rows)
     if len(costs) < MIN_SIZES:
         return f"power: {len(costs)} sizes are fewer than the {MIN_SIZES} that a comparison needs"

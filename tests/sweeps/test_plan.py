@@ -232,3 +232,11 @@ def test_a_plan_that_power_has_nothing_to_say_about(
     third_size(workplace)
     assert run_command(plan.main, [*workplace.arguments(*POWER), "--no-calibrate", "--pilot", "gone"]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_study_that_asks_for_no_multiplier_has_no_power(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    third_size(workplace)
+    assert run_command(plan.main, [*workplace.arguments(*POWER, "study.report=rows"), "--no-calibrate"]) == 0
+    assert "power: study.report=rows: no multiplier to plan for" in capsys.readouterr().out
