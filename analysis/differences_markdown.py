@@ -174,10 +174,12 @@ def _caveats(result: DifferenceResult) -> list[str]:
         lines.append(
             "- The reading is that of Holm's p over all rows of the report; each interval is for one row."
         )
-    lines.append("- The learning rate is the same for all rules, and was chosen on the baseline.")
+    if data.table["learning_rate"].notna().all():
+        lines.append("- All rules of a size have one learning rate; one chosen on the baseline favours it.")
     notes = {row.step_time_note for row in result.rows if row.step_time_note}
     lines += [f"- Step time: {escape(note)}." for note in sorted(notes)]
-    lines.append("- Step times are as the trials ran, side by side with others on that machine.")
+    if any(row.step_time_ratio is not None for row in result.rows):
+        lines.append("- Step times are as the trials ran, side by side with others on that machine.")
     lines += [f"- Let pass by \\-\\-allow {escape(text)}." for text in data.let_pass]
     return [*lines, *(f"- {escape(note)}." for note in result.notes), ""]
 
