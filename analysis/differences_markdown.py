@@ -10,6 +10,7 @@ from analysis.differences import Difference, DifferenceResult
 from analysis.differences_output import why_no_multiplier
 from analysis.markdown import escape, name, p_text, table
 from analysis.paper_rows import PAPER_SCALE
+from analysis.study_data import StudyData
 
 SIZES_WITH_A_TABLE = 4  # more share one
 CAPTIONS = {
@@ -34,7 +35,7 @@ def render(
         sections,
         *(_figure(file) for file in figures),
         _caveats(result),
-        _how(result, how),
+        how_lines(result.data, how),
     ]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 
@@ -184,8 +185,8 @@ def _caveats(result: DifferenceResult) -> list[str]:
     return [*lines, *(f"- {escape(note)}." for note in result.notes), ""]
 
 
-def _how(result: DifferenceResult, how: Mapping[str, Any]) -> list[str]:
-    data = result.data
+def how_lines(data: StudyData, how: Mapping[str, Any]) -> list[str]:
+    """The last section of a report."""
     commits = ", ".join(str(commit)[:12] for commit in how["record_commits"]) or "unknown"
     lines = [
         "## How this was made",

@@ -61,11 +61,12 @@ def and_more(lines: Sequence[str]) -> str:
     return f" and {len(lines) - 1} more" if len(lines) > 1 else ""
 
 
-def rules_of(chosen: pd.DataFrame, baseline: str) -> tuple[str, ...]:
+def rules_of(chosen: pd.DataFrame, baseline: str, least: int = 2) -> tuple[str, ...]:
+    """Rules in the plan's order, the baseline first; at least so many."""
     rules = list(dict.fromkeys(chosen["rule"]))
     if baseline not in rules:
         raise ConfigError("baseline", baseline, f"is not a rule of this study; it has {', '.join(rules)}")
-    if len(rules) < 2:
+    if len(rules) < least:
         raise ConfigError(
             "baseline", baseline, "is the only rule of this study; there is nothing to compare it with"
         )

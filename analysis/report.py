@@ -20,6 +20,7 @@ from analysis.differences_report import REPORT_FOLDER, write_differences
 from analysis.gate import ALLOWABLE
 from analysis.load import load_study
 from analysis.markdown import render
+from analysis.rates_report import write_rates
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.serialise import to_json, write_json, write_tables
 from analysis.settings import ABSENT
@@ -107,6 +108,8 @@ def main(argv: list[str]) -> int:
         result = compute_results(data, claims=claims, confidence=confidence, draws=draws)
         path = write_report(result, command, with_figures)
         lines = [r.verdict_line for r in result.rules.values()]
+    elif data.report == "rates":
+        path, lines = write_rates(data, describe_how(data, command), with_figures)
     else:
         path, lines = write_differences(data, describe_how(data, command), confidence, with_figures)
     print("\n".join([*lines, f"report: {path}"]))

@@ -16,7 +16,7 @@ from analysis.settings import differing_settings, mixed_software
 from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError
 
-REPORTS = ("multiplier", "rows", "shape", "dynamics")  # what a study may ask for; docs/studies.md
+REPORTS = ("multiplier", "rows", "shape", "dynamics", "rates")  # what a study may ask for; docs/studies.md
 
 Curve = tuple[list[float], list[float]]  # training tokens, training losses
 
@@ -87,8 +87,11 @@ def build_study(
         for trial in plan["trials"]
     ]
     every = pd.DataFrame(rows)
-    chosen = select(every, where, gate.source)
-    rules = rules_of(chosen, baseline or plan["baseline"])
+    report = plan.get("report")
+    if report == "rates" and where:
+        report = "multiplier"  # one rate is chosen
+    chosen = every if report == "rates" else select(every, where, gate.source)
+    rules = rules_of(chosen, baseline or plan["baseline"], least=1 if report == "rates" else 2)
     usable = _usable(chosen, rules, gate)
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
@@ -114,7 +117,7 @@ def build_study(
         notes=(*found.notes, *mixed_software(tuned)),
         overrides=tuple(plan.get("overrides") or ()),
         curves=found.curves,
-        report=plan.get("report"),
+        report=report,
         no_multiplier=why_no_multiplier(usable, gate.source),
     )
 

@@ -55,7 +55,7 @@ class StudyConfig:
     overrides: tuple[str, ...]
     claims: tuple[Claim, ...]
     too_small: str | None
-    report: Literal["multiplier", "rows", "shape", "dynamics"] | None  # null: by the number of sizes
+    report: Literal["multiplier", "rows", "shape", "dynamics", "rates"] | None  # null: by the sizes
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):

@@ -198,7 +198,7 @@ def test_the_kind_of_report_is_the_studys_choice(tmp_path: Path, capsys: pytest.
         edit(tmp_path / "s" / "study.json", report=asked)
         assert "comparisons" in report(tmp_path, "draws=100")[0]
     edit(tmp_path / "s" / "study.json", report="pie chart")
-    assert "report='pie chart': one of multiplier, rows, shape, dynamics" in refusal(tmp_path, capsys)
+    assert "report='pie chart': one of multiplier, rows, shape, dynamics, rates" in refusal(tmp_path, capsys)
 
 
 def test_one_size_that_asks_for_a_multiplier_is_told_why_not(tmp_path: Path) -> None:
