@@ -121,3 +121,15 @@ def test_cells_are_what_the_files_alone_compose(shipped: dict[str, Study]) -> No
         planned = study.trials[-1]
         alone = compose_trial([*planned.overrides, f"seed={planned.seed}"])
         assert alone == planned.trial.config, name
+
+
+def test_the_paper_study_has_a_form_for_two_cores(shared_workplace: Workplace) -> None:
+    """The override that conf/study/paper.yaml and docs/studies.md give."""
+    words = "study.sizes=[cpu_50k,cpu_100k,cpu_150k,cpu_220k] runtime=cpu budget=tokens_per_parameter"
+    words += " budget.tokens_per_parameter=6"
+    study = load_study(["study=paper", *shared_workplace.overrides(*words.split())])
+    assert len(study.trials) == 16
+    for planned in study.trials:
+        config = planned.trial.config
+        assert (config.runtime.device, config.runtime.microbatch_size) == ("cpu", None)
+        assert config.budget.tokens is None and planned.trial.tokens < 2e6
