@@ -21,7 +21,9 @@ BLOCK_SIZES_AT_LEAST = 3  # for a curve over them
 def draw_all(result: DifferenceResult, folder: Path) -> list[Path]:
     """Write the figures that these rows allow, as PNG and SVG."""
     paths: list[Path] = []
-    compared = [row for row in result.rows if row.reading != "baseline"]
+    compared = [row for row in result.rows if row.difference_per_seed and row.reading != "baseline"]
+    if not compared:
+        return paths
     with style.style():
         if len(compared) <= ROWS_AT_MOST and result.data.report != "shape":
             paths += style.save(differences(result), folder, "differences")
@@ -32,7 +34,7 @@ def draw_all(result: DifferenceResult, folder: Path) -> list[Path]:
 
 def differences(result: DifferenceResult) -> Figure:
     """A row for each rule and size: the difference with its interval; right, that of the paper."""
-    rows = [row for row in result.rows if row.reading != "baseline"]
+    rows = [row for row in result.rows if row.difference_per_seed and row.reading != "baseline"]
     with_paper = bool(result.of_paper)
     height = 1.55 + 0.34 * len(rows)
     figure = Figure(figsize=(10.2 if with_paper else 6.8, height))
@@ -121,11 +123,8 @@ def _paper_panel(axes: Axes, rows: Sequence[Difference]) -> None:
 
 def _block_sizes(rows: Sequence[Difference]) -> dict[int, Difference]:
     sizes = {block_size_of(row.rule): row for row in rows}
-    return {size: row for size, row in sorted((s, r) for s, r in _known(sizes))}
-
-
-def _known(sizes: dict[int | None, Difference]) -> list[tuple[int, Difference]]:
-    return [(size, row) for size, row in sizes.items() if size is not None]
+    known = [(size, row) for size, row in sizes.items() if size is not None and row.difference_per_seed]
+    return dict(sorted(known, key=lambda item: item[0]))
 
 
 def block_size(result: DifferenceResult) -> Figure:

@@ -46,7 +46,10 @@ def summary_lines(result: DifferenceResult) -> list[str]:
     if len(result.sizes) > 1:
         lines = []
         for rule in result.data.rules[1:]:
-            gaps = [row.difference_nats for row in compared if row.rule == rule]
+            gaps = [row.difference_nats for row in compared if row.rule == rule and row.difference_per_seed]
+            if not gaps:
+                lines.append(f"{rule}: no pairs")
+                continue
             lines.append(
                 f"{rule} against {result.data.baseline}: lower at {sum(gap < 0 for gap in gaps)} of "
                 f"{len(gaps)} sizes, difference {min(gaps):+.4f} to {max(gaps):+.4f} nats"

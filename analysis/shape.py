@@ -76,11 +76,14 @@ def shape_grid(result: DifferenceResult) -> ShapeGrid | str:
     sizes = tuple(tuple(size for _, size in members) for members in ordered)
     ratios = np.array([[ratio for ratio, _ in members] for members in ordered])
     by_cell = {(row.size, row.rule): row.loss_nats for row in result.rows}
-    losses = {
+    all_losses = {
         rule: np.array([[by_cell.get((size, rule), np.nan) for size in line] for line in sizes])
         for rule in result.data.rules
     }
+    losses = {rule: values for rule, values in all_losses.items() if np.isfinite(values).any()}
     base = [row for row in result.rows if row.reading == "baseline"]
+    if not base:
+        return f"no grid: no trial of {result.data.baseline} is left"
     parameters, compute = [row.parameters for row in base], [row.compute for row in base]
     return ShapeGrid(
         baseline=result.data.baseline,

@@ -230,3 +230,17 @@ def test_figures_draw_our_numbers_and_the_papers(tmp_path: Path) -> None:
     (published,) = [line for line in right.lines if line.get_marker() == "D"]
     assert list(published.get_ydata()) == [1.737, 1.746, 1.746, 1.748, 1.753, 1.757]
     assert "The paper's Figure 6" in right.get_title(loc="left")
+
+
+def test_a_baseline_that_is_gone_leaves_losses_and_no_differences(tmp_path: Path) -> None:
+    folder = write(tmp_path, trials(LOSSES))
+    for seed in range(3):
+        record_path(folder, "prenorm", seed).unlink()
+    assert main(["study=s", f"runs_dir={tmp_path}", "--allow", "missing"]) == 0
+    results = json.loads((folder / "report" / "results.json").read_text())
+    assert [row["rule"] for row in results["rows"]] == list(LOSSES)[1:]
+    assert {row["reading"] for row in results["rows"]} == {"no pairs"}
+    assert {row["difference_nats"] for row in results["rows"]} == {None}
+    text = (folder / "report" / "report.md").read_text()
+    assert "| `attnres_full` | 1.9850 | none |" in text
+    assert "one prenorm: no trial is left" in text and ".png" not in text
