@@ -19,7 +19,7 @@ def to_json(result: DifferenceResult, how: Mapping[str, Any], extra: Mapping[str
     data = result.data
     return {
         "schema": RESULTS_SCHEMA,
-        "kind": data.report or "rows",
+        "kind": data.report if data.report in ("shape", "dynamics") else "rows",
         "study": data.name,
         "purpose": data.purpose,
         "baseline": data.baseline,

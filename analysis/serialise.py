@@ -45,6 +45,7 @@ def to_json(result: StudyResult, how: Mapping[str, Any]) -> dict[str, Any]:
     data = result.data
     return {
         "schema": RESULTS_SCHEMA,
+        "kind": "multiplier",
         "study": data.name,
         "purpose": data.purpose,
         "baseline": data.baseline,

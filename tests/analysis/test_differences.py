@@ -204,6 +204,7 @@ def test_the_kind_of_report_is_the_studys_choice(tmp_path: Path, capsys: pytest.
 def test_one_size_that_asks_for_a_multiplier_is_told_why_not(tmp_path: Path) -> None:
     write(tmp_path, trials(LOSSES), "multiplier")
     results, text = report(tmp_path, "claims=1.2")
+    assert results["kind"] == "rows"
     assert results["no_multiplier"] == "study=s: 1 sizes (one): a comparison needs 3"
     assert "| `attnres_full` | 1.9850 |" in text
 
