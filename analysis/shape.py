@@ -15,6 +15,9 @@ from analysis.markdown import name, table
 from analysis.serialise import plain
 
 
+EQUAL_WITHIN = 0.02  # parameters and FLOPs of the shapes; short runs round their steps to more
+
+
 @dataclass(frozen=True)
 class ShapeGrid:
     """Losses [width/depth, heads/depth], nats; nan where a shape has none left."""
@@ -114,6 +117,8 @@ def shape_lines(grid: ShapeGrid | str) -> list[str]:
                 "at the edge of the grid" if edge else "inside",
             ]
         )
+    unequal = max(grid.parameters_spread, grid.compute_spread) > EQUAL_WITHIN
+    warning = f" That is more than {EQUAL_WITHIN:.0%}: the shapes are not equal." if unequal else ""
     paper = paper_shape()
     for row in paper["best"]:
         place = [f"{row['best_width_per_block']:.0f}", f"{row['best_heads_per_block']:.1f}"]
@@ -122,7 +127,7 @@ def shape_lines(grid: ShapeGrid | str) -> list[str]:
         "## Best shapes",
         "",
         f"Parameters differ by {grid.parameters_spread:.1%}, the baseline's training FLOPs by "
-        f"{grid.compute_spread:.1%}. Rows headed paper are Figure 7 of arXiv:2603.15031 ({paper['scale']}); "
+        f"{grid.compute_spread:.1%}.{warning} Rows headed paper are Figure 7 of arXiv:2603.15031 ({paper['scale']}); "
         "there AttnRes is lower in all 25 shapes, by 0.019 to 0.063 nats. A ratio of width to depth belongs "
         "to a number of parameters: compare on which side of the baseline's best AttnRes has its own.",
         "",

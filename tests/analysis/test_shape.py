@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from rows_support import edit, trials, write
 from analysis.differences import compute_differences
 from analysis.load import load_study
 from analysis.report import main
-from analysis.shape import ShapeGrid, shape_grid
+from analysis.shape import ShapeGrid, shape_grid, shape_lines
 from analysis.shape_figures import shape_maps
 
 WIDTHS = {16: 32, 10: 40, 8: 48}  # by depth: width/depth is 2, 4, 6
@@ -71,9 +72,18 @@ def test_report_of_shapes_beside_the_papers(tmp_path: Path) -> None:
     assert "| paper: attnres |  | 45 | 0.3 | 1.802 |" in text
     assert "its scale: about 230M active parameters" in text
     assert "attnres_block_n8 against prenorm: lower at 6 of 9 sizes" in text
+    assert "training FLOPs by 0.0%. Rows" in text
     assert "FLOP at every size: no slope can be fitted" in text
     assert "![Loss of every shape; the best one is framed](shape.png)" in text
     assert (folder / "report" / "shape.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_shapes_that_are_not_equal_are_called_so(tmp_path: Path) -> None:
+    write_shapes(tmp_path)
+    grid = shape_grid(compute_differences(load_study(tmp_path, "s")))
+    assert isinstance(grid, ShapeGrid)
+    warned = shape_lines(replace(grid, compute_spread=0.03))
+    assert "by 3.0%. That is more than 2%: the shapes are not equal." in "".join(warned)
 
 
 def test_maps_show_the_losses_and_their_difference(tmp_path: Path) -> None:
