@@ -14,7 +14,6 @@ from analysis.differences_output import paper_shape
 from analysis.markdown import name, table
 from analysis.serialise import plain
 
-
 EQUAL_WITHIN = 0.02  # parameters and FLOPs of the shapes; short runs round their steps to more
 
 
@@ -127,9 +126,10 @@ def shape_lines(grid: ShapeGrid | str) -> list[str]:
         "## Best shapes",
         "",
         f"Parameters differ by {grid.parameters_spread:.1%}, the baseline's training FLOPs by "
-        f"{grid.compute_spread:.1%}.{warning} Rows headed paper are Figure 7 of arXiv:2603.15031 ({paper['scale']}); "
-        "there AttnRes is lower in all 25 shapes, by 0.019 to 0.063 nats. A ratio of width to depth belongs "
-        "to a number of parameters: compare on which side of the baseline's best AttnRes has its own.",
+        f"{grid.compute_spread:.1%}.{warning} Rows headed paper are Figure 7 of arXiv:2603.15031 "
+        f"({paper['scale']}); there AttnRes is lower in all 25 shapes, by 0.019 to 0.063 nats. A "
+        "ratio of width to depth belongs to a number of parameters: compare on which side of the baseline's "
+        "best AttnRes has its own.",
         "",
         *table(["rule", "best shape", "width/depth", "heads/depth", "loss, nats", "place"], rows),
     ]
