@@ -28,6 +28,9 @@ MIN_SIZES_FOR_VERDICT = (
 MAX_ALPHA_RELATIVE_ERROR = 0.10
 
 
+SAME_CLAIM = 1e-3  # relative: a study may write 1.333 for 25 % saving
+
+
 @dataclass(frozen=True)
 class Claim:
     """m >= multiplier (m > 1 for the first standard claim)."""
@@ -117,7 +120,7 @@ def parse_claims(text: str) -> list[Claim]:
         value = 1 / (1 - number / 100) if is_saving and number < 100 else number
         if not (math.isfinite(value) and value > 0) or (is_saving and not number < 100):
             raise ConfigError("claims", word, "write a multiplier such as 1.25 or a saving such as 20%")
-        claims.append(Claim(f"{number:g} % saving" if is_saving else f"{number:.3g}x compute", value))
+        claims.append(Claim(f"{number:.10g} % saving" if is_saving else f"{number:.10g}x compute", value))
     return claims
 
 
@@ -128,13 +131,23 @@ def study_claims(entries: Sequence[Mapping[str, Any]], where: str) -> list[Claim
         value = entry.get("multiplier") if isinstance(entry, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ConfigError(f"{where}: claims", entry, "each needs a name and a positive multiplier")
-        claims.append(Claim(str(entry.get("name") or f"{value:g}x compute"), float(value)))
+        claims.append(Claim(str(entry.get("name") or f"{value:.10g}x compute"), float(value)))
     return claims
 
 
 def all_claims(*groups: Sequence[Claim]) -> list[Claim]:
-    """Standard and further claims, one of each name; later groups win; in order of the multiplier."""
-    merged = {claim.name: claim for group in (STANDARD_CLAIMS, *groups) for claim in group}
+    """Standard and further claims, one of each name; later groups win; in order of the multiplier.
+
+    Raises ConfigError for a name that stands for two values: one of them would be judged under it unseen.
+    """
+    merged: dict[str, Claim] = {}
+    for claim in (claim for group in (STANDARD_CLAIMS, *groups) for claim in group):
+        before = merged.get(claim.name, claim).multiplier
+        if not math.isclose(before, claim.multiplier, rel_tol=SAME_CLAIM):
+            raise ConfigError(
+                "claims", claim.name, f"is the name of both {before:g} and {claim.multiplier:g}"
+            )
+        merged[claim.name] = claim
     return sorted(merged.values(), key=lambda claim: claim.multiplier)
 
 

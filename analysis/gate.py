@@ -17,6 +17,7 @@ ALLOWABLE: Mapping[str, str] = {
     "missing": "trials without a record are left out",
     "torn": "records that cannot be read are left out",
     "history": "W&B runs whose history is not whole or not that of their record are used as they are",
+    "conflict": "of W&B runs of one trial with different results the latest finished one is used",
     "diverged": "diverged trials are left out",
     "failed": "failed trials are left out",
     "unfinished": "trials whose schedule had not ended are used as they are",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.gate import StudyError
-from analysis.wandb_runs import LoggedRun, Row
+from analysis.wandb_runs import LoggedRun, in_order
 
 FILE_HEADER = b":W&B\xe1\xbe\x00"  # identification, magic number, version 0
 BLOCK = 32 * 1024
@@ -61,13 +61,16 @@ def read_run(path: Path) -> LoggedRun:
                 _update(summary, record.summary)
             elif kind == "history":
                 row = {_key(item)[0]: json.loads(item.value_json) for item in record.history.item}
-                step = row.setdefault("_step", record.history.step.num)
-                rows[step] = {**rows.get(step, {}), **row}
+                (numbered,) = in_order([{"_step": record.history.step.num, **row}])
+                step = numbered["_step"]
+                rows[step] = {**rows.get(step, {}), **numbered}
     except BrokenFile as error:
         broken = str(error)
-    except (ValueError, DecodeError) as error:
+    except OSError as error:
+        broken = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError, DecodeError) as error:
         broken = f"holds what this version of wandb cannot read ({error})"
-    ordered: list[Row] = [rows[step] for step in sorted(rows)]
+    ordered = in_order(rows.values())
     return LoggedRun(str(path), name, group, config, summary, lambda: ordered, broken)
 
 

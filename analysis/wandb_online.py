@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.gate import StudyError
-from analysis.wandb_runs import LoggedRun, Row
+from analysis.wandb_runs import LoggedRun, Row, in_order
 from attnres.errors import UserError
 from attnres.wandb_key import has_key, reason
 
@@ -22,7 +22,8 @@ def read_project(path: str, group: str | None) -> list[LoggedRun]:
     """
     if not has_key():
         raise UserError(
-            f"source=wandb:{path}: no W&B key (WANDB_API_KEY, or `wandb login`), and no such folder"
+            f"source=wandb:{path}: there is no such folder; for a project, there is no W&B key (WANDB_API_KEY, "
+            "or `wandb login`)"
         )
     print(f"reading {path} from W&B; without a network it gives up after some minutes", file=sys.stderr)
     try:
@@ -60,6 +61,6 @@ def _run(run: Any) -> LoggedRun:
 def _rows(run: Any, place: str) -> Sequence[Row]:
     """The whole history, read when it is needed."""
     try:
-        return sorted(run.scan_history(), key=lambda row: row["_step"])
+        return in_order(run.scan_history())
     except Exception as error:  # as above
         raise StudyError(f"{place}: history: {reason(error)}") from None

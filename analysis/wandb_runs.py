@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attnres.errors import RecordError, TornRecordError
 from attnres.record import check_record
 
-LOSS_KEY = "validation/loss_nats"
+LOSS_KEY, TRAIN_LOSS_KEY, TOKENS_KEY = "validation/loss_nats", "train/loss_nats", "tokens"
+NUMBERS = (LOSS_KEY, TRAIN_LOSS_KEY, TOKENS_KEY)
 Row = Mapping[str, Any]  # a step's values by name, "_step" among them
 
 
@@ -51,7 +52,11 @@ class LoggedRun:
             record = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
             raise TornRecordError(f"{self.place}: record: torn or not JSON ({error})") from None
-        return check_record(record, self.place)
+        check_record(record, self.place)
+        if record["trial_id"] != self.trial_id:
+            why = f"the record of another trial than the run's, {self.trial_id}"
+            raise RecordError(f"{self.place}: record: trial_id={record['trial_id']}: {why}")
+        return record
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Outcome:
     record: Mapping[str, Any] | None
     absent: str = ""
     why: str = ""
+    conflict: str = ""  # says so, where records of several runs of the trial do not agree
 
     def history(self) -> list[Row]:
         """Rows of all attempts: of an earlier one those before the first step of a later one."""
@@ -92,12 +98,21 @@ def outcome_of(runs: Sequence[LoggedRun]) -> Outcome:
             records.append((record["status"] == "finished", ended(record), run.attempt, run, record))
     if records:
         *_, chosen, record = max(records, key=lambda entry: entry[:3])
-        return Outcome(attempts, chosen, record)
+        return Outcome(attempts, chosen, record, conflict=_conflict([entry[3:] for entry in records]))
     last = attempts[-1]
     if torn:
         return Outcome(attempts, last, None, "torn", torn[-1])
     status = str(last.summary.get("status", "running or killed"))
     return Outcome(attempts, last, None, "failed" if status == "failed" else "missing", status)
+
+
+def _conflict(records: Sequence[tuple[LoggedRun, Mapping[str, Any]]]) -> str:
+    """A trial is trained once, and again gives the same on one machine: two results are two trainings."""
+    results = {}
+    for run, record in records:
+        loss = (record["validation"] or {}).get("loss_nats")
+        results.setdefault((record["status"], loss), f"{record['status']} at {loss} in {run.place}")
+    return f"{records[0][0].name} ({', '.join(results.values())})" if len(results) > 1 else ""
 
 
 def ended(record: Mapping[str, Any]) -> str:
@@ -112,6 +127,9 @@ def history_fault(outcome: Outcome, rows: Sequence[Row]) -> str | None:
     """
     record, said = outcome.record, outcome.chosen.summary.get("history_rows")
     assert record is not None
+    for row, key in ((row, key) for row in rows for key in NUMBERS):
+        if row.get(key) is not None and not is_number(row[key]):
+            return f"{outcome.chosen.place} has {key}={str(row[key])[:40]!r} at step {row['_step']}"
     steps = [row["_step"] for row in rows]
     if len(set(steps)) != len(steps) or len(steps) != said:
         return f"{outcome.chosen.place} has {len(steps)} rows of history, its summary says {said}"
@@ -126,5 +144,18 @@ def history_fault(outcome: Outcome, rows: Sequence[Row]) -> str | None:
 
 def training_curve(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Tokens and training losses."""
-    named = [row for row in rows if row.get("train/loss_nats") is not None and row.get("tokens") is not None]
-    return [float(row["tokens"]) for row in named], [float(row["train/loss_nats"]) for row in named]
+    named = [row for row in rows if is_number(row.get(TRAIN_LOSS_KEY)) and is_number(row.get(TOKENS_KEY))]
+    return [float(row[TOKENS_KEY]) for row in named], [float(row[TRAIN_LOSS_KEY]) for row in named]
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """By step. Raises ValueError for a step that is no whole number: other programs may log such."""
+    found = list(rows)
+    for row in found:
+        if not isinstance(row["_step"], int) or isinstance(row["_step"], bool):
+            raise ValueError(f"_step={str(row['_step'])[:40]!r}")
+    return sorted(found, key=lambda row: row["_step"])
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

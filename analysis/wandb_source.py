@@ -19,6 +19,7 @@ from analysis.study_data import Curve, Found, StudyData, build_study, check_conv
 from analysis.wandb_offline import read_folder
 from analysis.wandb_online import read_project
 from analysis.wandb_runs import LoggedRun, Outcome, ended, history_fault, outcome_of, training_curve
+from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
 
 PREFIX = "wandb:"
@@ -103,7 +104,10 @@ def _found(
     gate: Gate,
 ) -> Found:
     """Plan, records and what is the matter with either; unreadable runs and histories go through the gate."""
-    text = _plan_text(outcomes)
+    if not NAME_PATTERN.fullmatch(name):  # it names the report's folder
+        raise ConfigError("study_name", name, f"of a run in {gate.source}: no name of a study")
+    text, differing = _plan_text(outcomes)
+    notes += differing
     place = f"{gate.source}: study.json"
     if text is None:
         plan = derive_plan(outcomes, baseline)
@@ -117,6 +121,8 @@ def _found(
     kept = {trial: outcome for trial, outcome in outcomes.items() if trial in planned}
     records = {trial: outcome.record for trial, outcome in kept.items() if outcome.record is not None}
     check_against_plan(records, planned, {trial: kept[trial].chosen.place for trial in records}, gate)
+    conflicts = [outcome.conflict for outcome in kept.values() if outcome.conflict]
+    gate.check("conflict", conflicts, f"{len(conflicts)} trials have several results")
     torn = [outcome.why for outcome in kept.values() if outcome.absent == "torn"] + list(unnamed)
     gate.check("torn", torn, f"{len(torn)} W&B runs cannot be read")
     unended = [f"{o.chosen.name} ({o.why})" for o in kept.values() if o.absent == "missing"]
@@ -148,14 +154,23 @@ def _check_histories(outcomes: Mapping[str, Outcome], gate: Gate) -> dict[str, C
     return curves
 
 
-def _plan_text(outcomes: Mapping[str, Outcome]) -> str | None:
-    """The study's plan as the run that ended last carries it."""
+def _plan_text(outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[str]]:
+    """The study's plan as the run that ended last carries it, and a note if others carry another one."""
     carried = [
-        (ended(outcome.record), str(outcome.chosen.summary["study_plan"]))
+        (ended(outcome.record), str(outcome.chosen.summary["study_plan"]), outcome.chosen.name)
         for outcome in outcomes.values()
         if outcome.record is not None and outcome.chosen.summary.get("study_plan")
     ]
-    return max(carried)[1] if carried else None
+    if not carried:
+        return None, []
+    _, text, name = max(carried)
+    others = [other for _, carried_text, other in carried if carried_text != text]
+    if not others:
+        return text, []
+    return text, [
+        f"the plan of the study is that of the run that ended last, {name}; {len(others)} runs carry another "
+        f"one: {name_some(others)}"
+    ]
 
 
 def derive_plan(outcomes: Mapping[str, Outcome], baseline: str | None) -> dict[str, Any]:
@@ -163,12 +178,13 @@ def derive_plan(outcomes: Mapping[str, Outcome], baseline: str | None) -> dict[s
     entries: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for trial, outcome in outcomes.items():
         record, config = outcome.record, outcome.chosen.config
+        seed = record["seed"] if record else config.get("seed")
         entry = {
             "id": trial,
             "name": outcome.chosen.name,
             "size": record["size"] if record else str((config.get("model") or {}).get("name")),
             "rule": record["rule"] if record else str(config.get("rule")),
-            "seed": record["seed"] if record else config.get("seed"),
+            "seed": seed if isinstance(seed, int) else str(seed),
             "flops": record["training_flops"]["total"] if record else float("inf"),
         }
         entries.append(({"axes": {}, **entry}, dict(leaves(record["config"] if record else config, ""))))

@@ -16,7 +16,7 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
     try:
         return main(list(sys.argv[1:] if argv is None else argv))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -25,8 +25,14 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
         sys.stderr.close()
         return 141
     except OSError as error:  # full disk, read-only folder, missing file: the path, and no traceback
-        print(f"error: {error.filename or 'operating system'}: {error.strerror or error}", file=sys.stderr)
+        said = f"{error.filename or 'operating system'}: {error.strerror or error}"
+        print(f"error: {one_line(said)}", file=sys.stderr)
         return 1
+
+
+def one_line(text: str) -> str:
+    """Values from files may hold line ends and terminal codes: they are written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def wants_help(argv: Sequence[str]) -> bool:

@@ -47,6 +47,20 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "timing": dict,  # {train,evaluation,wall}_seconds, tokens_per_second, started, ended, attempts
 }
 
+_SCALAR = (str, int, float, bool, type(None))
+_NUMBER = (int, float)
+# Field -> types of all its values.
+VALUES: Mapping[str, tuple[type, ...]] = {
+    "parameters": _NUMBER,
+    "forward_flops_per_token": _NUMBER,
+    "training_flops": _NUMBER,
+    "data": _SCALAR,
+    "validation": _NUMBER,
+    "environment": _SCALAR,
+    "timing": _SCALAR,
+}
+GROUPS = ("model", "residual", "optim", "schedule", "runtime")  # of the config, where it has them: mappings
+
 # What may differ between two runs of the same trial on one machine.
 TIMING_FIELDS = ("timing",)
 
@@ -62,10 +76,17 @@ def check_record(record: Any, where: str) -> dict[str, Any]:
             raise RecordError(f"{where}: {field}: is missing")
         if not isinstance(record[field], kind):
             raise RecordError(f"{where}: {field}={record[field]!r}: wrong type")
+    for field, kinds in VALUES.items():
+        for key, value in (record[field] or {}).items():
+            if not isinstance(value, kinds):
+                raise RecordError(f"{where}: {field}.{key}={value!r}: wrong type")
+    for group in GROUPS:
+        if not isinstance(record["config"].get(group, {}), dict):
+            raise RecordError(f"{where}: config.{group}={record['config'][group]!r}: wrong type")
     if record["status"] not in STATUSES:
         raise RecordError(f"{where}: status={record['status']!r}: one of {', '.join(STATUSES)}")
-    if record["status"] == "finished" and record["validation"] is None:
-        raise RecordError(f"{where}: validation: is missing in a finished record")
+    if record["status"] == "finished" and "loss_nats" not in (record["validation"] or {}):
+        raise RecordError(f"{where}: validation.loss_nats: is missing in a finished record")
     return record
 
 

@@ -90,6 +90,20 @@ def test_claims_that_are_not(text: str) -> None:
         parse_claims(text)
 
 
+def test_a_claim_is_judged_at_its_own_value_and_name() -> None:
+    """1.2451x is neither 1.25x nor called so; a name for two values is refused."""
+    values = {claim.name: claim.multiplier for claim in all_claims(parse_claims("1.2451,1.2549,1.2549001"))}
+    assert values["1.25x compute"] == 1.25
+    assert [values[f"{text}x compute"] for text in ("1.2451", "1.2549", "1.2549001")] == [
+        1.2451,
+        1.2549,
+        1.2549001,
+    ]
+    with pytest.raises(ConfigError, match="claims=25 % saving: is the name of both 1.333.* and 1.5"):
+        all_claims([Claim("25 % saving", 1.5)])
+    assert len(all_claims([Claim("25 % saving", 1.3333)])) == len(STANDARD_CLAIMS)
+
+
 def test_claims_of_a_study() -> None:
     claims = study_claims([{"name": "half", "multiplier": 2}], "study.json")
     assert claims == [Claim("half", 2.0)]

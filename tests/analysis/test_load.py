@@ -235,11 +235,30 @@ def test_record_in_the_wrong_folder(tmp_path: Path) -> None:
     assert "says trial_id=elsewhere" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, -1.0, "2.0"])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, -1.0])
 def test_losses_that_are_none(tmp_path: Path, loss: object) -> None:
     edit(record_of(make(tmp_path), "size1", "prenorm"), lambda r: r["validation"].update(loss_nats=loss))
     assert "size1-prenorm-s0" in refusal(tmp_path)
     assert "must be finite and positive" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r["validation"].update(loss_nats="2.0"), "validation.loss_nats='2.0': wrong type"),
+        (lambda r: r["validation"].clear(), "validation.loss_nats: is missing"),
+        (lambda r: r["data"].update(fingerprint=[1]), "data.fingerprint=[1]: wrong type"),
+        (lambda r: r["config"].update(runtime="x"), "config.runtime='x': wrong type"),
+        (lambda r: r["config"].update(residual=["x"]), "config.residual=['x']: wrong type"),
+        (lambda r: r["training_flops"].update(total="1"), "training_flops.total='1': wrong type"),
+        (lambda r: r["timing"].update(attempts={}), "timing.attempts={}: wrong type"),
+        (lambda r: r["environment"].update(device=[]), "environment.device=[]: wrong type"),
+    ],
+)
+def test_a_record_with_parts_of_another_kind_is_torn(tmp_path: Path, change: Edit, said: str) -> None:
+    edit(record_of(make(tmp_path), "size1", "prenorm"), change)
+    assert said in refusal(tmp_path)
+    assert len(load_study(tmp_path, "s", allow=["torn", "missing"]).table) == 15
 
 
 def test_few_sizes_and_one_compute_give_no_multiplier(tmp_path: Path) -> None:

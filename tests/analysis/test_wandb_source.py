@@ -189,9 +189,75 @@ def test_attempts_are_joined_and_the_finished_one_wins(project: Project) -> None
     diverged = {**record, "status": "diverged", "validation": None, "reason": "x"}
     diverged["timing"] = {**record["timing"], "ended": "2027-01-01T00:00:00+00:00"}
     project.add(diverged, attempt=3)
-    assert len(load().table) == 16
+    assert "1 trials have several results: " in refusal()
+    assert len(load(allow=["conflict"]).table) == 16
     run.rows[:] = run.rows[:1]
-    assert "has 4 rows of history, its summary says 5" in refusal()
+    assert "has 4 rows of history, its summary says 5" in refusal(allow=["conflict"])
+
+
+@pytest.mark.parametrize("ended", ["2025-01-01T00:00:00+00:00", "2027-01-01T00:00:00+00:00"])
+def test_two_results_of_one_trial_are_no_choice_of_ours(project: Project, ended: str) -> None:
+    """As two machines that trained it both would leave; the same result twice is none."""
+    record = json.loads(project.of("size1", "prenorm").summary_metrics["record"])
+    again = {**record, "timing": {**record["timing"], "ended": ended}}
+    twice = project.add(again, attempt=2)
+    assert len(load().table) == 16
+    project.edit(twice, validation__loss_nats=1.5)
+    twice.rows[-1] = {**twice.rows[-1], "validation/loss_nats": 1.5}
+    loss = record["validation"]["loss_nats"]
+    text = refusal()
+    assert f"finished at {loss} in team/project/" in text and "finished at 1.5 in team/project/" in text
+    data = load(allow=["conflict"])
+    assert data.let_pass[0].startswith("conflict: 1 trials have several results")
+    chosen = data.table.loc[data.table["id"] == record["trial_id"], "loss"].item()
+    assert chosen == (1.5 if ended > "2026" else loss)
+
+
+def test_a_plan_that_not_all_runs_carry_is_noted(project: Project) -> None:
+    run = project.of("size1", "prenorm")
+    plan = json.loads(run.summary_metrics["study_plan"])
+    run.summary_metrics["study_plan"] = json.dumps({**plan, "baseline": "attnres_block"})
+    project.edit(run, timing__ended="2027-01-01T00:00:00+00:00")
+    (note,) = load().notes
+    assert note.startswith(f"the plan of the study is that of the run that ended last, {run.name}; 15 runs")
+
+
+def test_a_record_of_another_trial_is_no_record(project: Project) -> None:
+    project.edit(project.of("size1", "prenorm"), trial_id="0123456789ab")
+    assert "trial_id=0123456789ab: the record of another trial than the run's" in refusal()
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "x" * 65])
+def test_the_report_stays_in_its_folder(project: Project, name: str) -> None:
+    for run in project.runs_of_project:
+        run.config["study_name"] = name
+    assert f"study_name={name}: of a run in source=wandb:team/project" in refusal()
+
+
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, True])
+@pytest.mark.parametrize("key", ["train/loss_nats", "tokens", "validation/loss_nats"])
+def test_a_history_of_what_is_no_number(project: Project, key: str, value: object) -> None:
+    run = project.of("size1", "prenorm")
+    run.rows[1] = {**run.rows[1], key: value}
+    assert f"has {key}={str(value)!r} at step {run.rows[1]['_step']}" in refusal()
+    assert len(load(allow=["history"]).table) == 16
+
+
+@pytest.mark.parametrize("step", ["1", None, [1], float("nan"), 1.5])
+def test_steps_that_are_none(project: Project, step: object) -> None:
+    run = project.of("size1", "prenorm")
+    run.rows[1] = {**run.rows[1], "_step": step}
+    assert "history: " in refusal() and f"_step={str(step)!r}" in refusal()
+
+
+def test_a_run_without_plan_and_record_may_say_anything(project: Project) -> None:
+    for run in project.runs_of_project:
+        run.summary_metrics.pop("study_plan")
+    odd = project.of("size1", "prenorm")
+    odd.summary_metrics = {}
+    odd.config |= {"seed": [1], "rule": {"a": 1}}
+    assert "trials have no record" in refusal()
+    assert len(load(allow=["missing"]).table) == 15
 
 
 def test_the_checks_of_records(project: Project) -> None:
@@ -290,7 +356,8 @@ def test_no_key_is_one_line_and_no_question(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        "error: source=wandb:team/project: no W&B key (WANDB_API_KEY, or `wandb login`), and no such folder\n"
+        "error: source=wandb:team/project: there is no such folder; for a project, there is no W&B key "
+        "(WANDB_API_KEY, or `wandb login`)\n"
     )
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 import yaml
 
+from attnres.cli import run_command
 from attnres.compose import compose_trial, config_dir, group_options
 from attnres.config import build_trial_config, to_mapping
 from attnres.errors import ConfigError, UserError
@@ -157,3 +158,11 @@ def test_composing_imports_neither_torch_nor_wandb() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_error_is_one_line_whatever_it_quotes(capsys) -> None:
+    def command(argv: list[str]) -> int:
+        raise ConfigError("field", "a\nb\x1b[31m\u2028é", "no")
+
+    assert run_command(command, []) == 2
+    assert capsys.readouterr().err == "error: field=a\\nb\\x1b[31m\\u2028é: no\n"
