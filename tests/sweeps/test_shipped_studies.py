@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from sweeps_support import Workplace
@@ -133,3 +134,11 @@ def test_the_paper_study_has_a_form_for_two_cores(shared_workplace: Workplace) -
         config = planned.trial.config
         assert (config.runtime.device, config.runtime.microbatch_size) == ("cpu", None)
         assert config.budget.tokens is None and planned.trial.tokens < 2e6
+
+
+def test_the_page_of_studies_has_every_grid() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text()
+    for name, (rules, sizes, seeds, values) in GRIDS.items():
+        line = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        assert f"| {sizes} x {rules} x {seeds}" in line
+        assert f"| {rules * sizes * seeds * values} |" in line
