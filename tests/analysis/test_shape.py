@@ -17,7 +17,7 @@ from analysis.report import main
 from analysis.shape import ShapeGrid, shape_grid, shape_lines
 from analysis.shape_figures import shape_maps
 
-WIDTHS = {16: 32, 10: 40, 8: 48}  # by depth: width/depth is 2, 4, 6
+WIDTHS = {10: 40, 16: 32, 8: 48}  # by depth: width/depth is 4, 2, 6
 HEADS = (0.3, 0.5, 0.7)
 
 
