@@ -124,7 +124,7 @@ def test_help_shows_groups_and_examples(module: object, capsys: pytest.CaptureFi
     assert run_command(module.main, ["--help"]) == 0  # type: ignore[attr-defined]
     out = capsys.readouterr().out
     assert out.startswith("usage: python -m sweeps.")
-    assert "scaling_law, smoke" in out
+    assert "scaling_law, shape, smoke" in out
     assert "Examples:" in out
 
 
