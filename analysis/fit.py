@@ -66,6 +66,9 @@ Examples:
       --columns "N=active_params_m*1e6,D=tokens_b*1e9,loss=loss_prenorm\""""
 
 
+MOST_LOSS_RATIO = 100.0  # of the highest to the lowest; a table with more has another quantity for its loss
+
+
 def fit_csv(
     path: Path,
     law: str,
@@ -99,6 +102,10 @@ def fit_csv(
         result = fit_isoflop(values["N"], values["C"], values["loss"], budget_tolerance).as_json()
     else:
         result = _fit_compute(points, law, chosen, search)
+    low, high = points.values["loss"].min(), points.values["loss"].max()
+    if high > MOST_LOSS_RATIO * low:
+        text = f"the loss runs from {low:.4g} to {high:.4g}: is {points.expressions['loss']} a loss?"
+        result["warnings"] = [text, *result["warnings"]]
     return {"schema": SCHEMA, "file": str(path), **result, **_provenance(points, where, drop_highest)}
 
 

@@ -34,13 +34,16 @@ class StudyError(UserError):
 class Gate:
     """Refuses offenders, unless `--allow` names their kind; remembers what it let pass."""
 
-    def __init__(self, source: str, allow: Sequence[str]) -> None:
-        """`source` begins every line: study=NAME, say. Raises ConfigError for a kind that does not exist."""
+    def __init__(self, source: str, allow: Sequence[str], offers: bool = True) -> None:
+        """`source` begins every line: study=NAME, say; `offers`: whether the command has --allow.
+
+        Raises ConfigError for a kind that does not exist.
+        """
         for name in allow:
             if name not in ALLOWABLE:
                 raise ConfigError("--allow", name, f"one of {', '.join(ALLOWABLE)}")
         self.source = source
-        self.allow = tuple(allow)
+        self.allow, self.offers = tuple(allow), offers
         self.let_pass: list[str] = []
 
     def check(self, kind: str, offenders: Sequence[str], what: str) -> None:
@@ -48,7 +51,8 @@ class Gate:
             return
         line = f"{what}: {name_some(offenders)}"
         if kind not in self.allow:
-            raise StudyError(f"{self.source}: {line} (--allow {kind}: {ALLOWABLE[kind]})")
+            how = f" (--allow {kind}: {ALLOWABLE[kind]})" if self.offers else ""
+            raise StudyError(f"{self.source}: {line}{how}")
         self.let_pass.append(f"{kind}: {line}; {ALLOWABLE[kind]}")
 
 

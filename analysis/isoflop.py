@@ -20,6 +20,7 @@ from attnres.errors import ConfigError, DataError
 BUDGET_TOLERANCE = 0.05  # relative: budgets closer than this are one
 MIN_SIZES = 3
 MIN_BUDGETS = 3
+NAMED_BUDGETS = 3  # in a message
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def fit_isoflop(
     optima = tuple(result for result in found if isinstance(result, BudgetOptimum))
     refused = tuple(result for result in found if isinstance(result, RefusedBudget))
     if len(optima) < MIN_BUDGETS:
-        why = "; ".join(f"C={r.compute:.4g}: {r.reason}" for r in refused) or "no others"
+        why = "; ".join(f"C={r.compute:.4g}: {r.reason}" for r in refused[:NAMED_BUDGETS]) or "no others"
+        why += f" and {len(refused) - NAMED_BUDGETS} more" if len(refused) > NAMED_BUDGETS else ""
         raise DataError(f"budgets={len(optima)}: the law needs {MIN_BUDGETS} with an optimum inside ({why})")
     log_c = np.log([optimum.compute for optimum in optima])
     slope, intercept, error = _line(log_c, np.log([optimum.size for optimum in optima]))

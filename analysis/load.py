@@ -33,7 +33,7 @@ def load_study(
     check_convention(convention)
     folder = runs_dir / study
     plan = read_plan(folder, study)
-    found = _read_records(study, folder, plan, gate)
+    found = read_records(study, folder, plan, gate)
     return build_study(found, gate, convention, where or {}, baseline)
 
 
@@ -92,7 +92,7 @@ def _check_trial(trial: Any, place: str) -> None:
             raise StudyError(f"{place}: trials: {key}={trial[key]!r}: is of the wrong type")
 
 
-def _read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) -> Found:
+def read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) -> Found:
     """Records of planned trials. Others are ignored and counted; torn ones go through the gate."""
     planned = {trial["id"]: trial for trial in plan["trials"]}
     records: dict[str, dict[str, Any]] = {}

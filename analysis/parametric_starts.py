@@ -76,6 +76,12 @@ def random_starts(count: int, x: Array, y: Array, loss: Array, seed: int) -> Arr
     floor = loss.min() * random.uniform(0.0, 0.99, count)
     share = random.uniform(0.02, 0.98, count)
     height = (loss.mean() - floor) * np.exp(random.uniform(np.log(0.2), np.log(2.0), count))
-    a = np.log(share * height / np.exp(-np.outer(alpha, x)).mean(axis=1))
-    b = np.log((1 - share) * height / np.exp(-np.outer(beta, y)).mean(axis=1))
+    a = np.log(share * height) - _log_mean_exp(-np.outer(alpha, x))
+    b = np.log((1 - share) * height) - _log_mean_exp(-np.outer(beta, y))
     return np.stack([a, alpha, b, beta, np.log(np.maximum(floor, 1e-6))], axis=1)
+
+
+def _log_mean_exp(values: Array) -> Array:
+    """ln of the mean of exp over the last axis; ranges of C beyond e^700 do not overflow."""
+    highest = values.max(axis=1)
+    return highest + np.log(np.exp(values - highest[:, None]).mean(axis=1))

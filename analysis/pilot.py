@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import chdtri
 
-from analysis.gate import StudyError
+from analysis.gate import Gate, StudyError
 from analysis.laws import fit_shared_exponent
-from analysis.load import read_plan
+from analysis.load import read_plan, read_records
 from analysis.power import SizeCost
-from analysis.rows import record_row
-from attnres.record import RECORD_FILE, read_record
+from analysis.study_data import build_study
 
 MIN_SIZES_FOR_ALPHA = 3
+PARTS_MISSING = ("missing", "failed", "diverged")  # a pilot need not be whole
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,34 @@ class Pilot:
         )
 
 
-def read_pilot(runs_dir: Path, study: str, convention: str = "total") -> Pilot:
-    """Read the finished records of a study, whole or not. Raises StudyError if they show no noise."""
+def read_pilot(
+    runs_dir: Path, study: str, convention: str = "total", where: Mapping[str, str] | None = None
+) -> Pilot:
+    """The finished records of a study, whole or not, checked as for a report; `where` as there.
+
+    Raises UserError where trials differ in more than size, rule and seed, or show no noise.
+    """
+    gate = Gate(f"study={study}", PARTS_MISSING, offers=False)
     folder = runs_dir / study
-    rows = []
-    for trial in read_plan(folder, study)["trials"]:
-        path = folder / str(trial["id"]) / RECORD_FILE
-        if path.exists():
-            rows.append(record_row(trial, read_record(path), convention))
-    finished = pd.DataFrame([row for row in rows if row["status"] == "finished"])
-    if finished.empty:
+    found = read_records(study, folder, read_plan(folder, study), gate)
+    if not any(record["status"] == "finished" for record in found.records.values()):
         raise StudyError(f"study={study}: no finished record in {folder}; run a pilot of 3 seeds first")
-    return estimate_pilot(finished, study)
+    _check_axes(found.plan["trials"], where or {}, study)
+    return estimate_pilot(build_study(found, gate, convention, where or {}, None, least_rules=1).table, study)
+
+
+def _check_axes(trials: Sequence[Mapping[str, Any]], where: Mapping[str, str], study: str) -> None:
+    """What differs between the values of an axis is no noise."""
+    values: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        for key, value in (trial.get("axes") or {}).items():
+            values.setdefault(key, {})[str(value)] = None
+    for key, distinct in values.items():
+        if len(distinct) > 1 and key not in where:
+            raise StudyError(
+                f"study={study}: {key} has the values {', '.join(distinct)}; a pilot's noise is at one of "
+                f'them: python -m analysis.power study={study} where="{key}={next(iter(distinct))}"'
+            )
 
 
 def estimate_pilot(table: pd.DataFrame, study: str) -> Pilot:
@@ -108,6 +125,6 @@ def _costs(table: pd.DataFrame, rules: int) -> tuple[SizeCost, ...]:
     costs = []
     for size, rows in table.groupby("size", sort=False):
         seconds = rows["train_seconds"].mean() if "train_seconds" in rows else np.nan
-        hours = float(rules * seconds / 3600) if np.isfinite(seconds) else None
+        hours = float(rules * seconds / 3600) if np.isfinite(seconds) and seconds > 0 else None
         costs.append(SizeCost(str(size), float(rules * rows["compute"].mean()), hours))
     return tuple(sorted(costs, key=lambda cost: cost.flops))

@@ -36,6 +36,12 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
+# A column or a number, with the sign before it (none at the start) up to the next sign or the end.
+FACTOR = re.compile(
+    r"""\s*(?P<sign>^|(?<!^)[*/])\s*(?:(?P<mark>["'`])(?P<quoted>.+?)(?P=mark)|(?P<plain>[^*/]+?))\s*(?=[*/]|$)"""
+)
+
+
 @dataclass(frozen=True)
 class Points:
     """Values by quantity, rows in file order; how many rows were left out and why; how C or D came about."""
@@ -60,6 +66,8 @@ class Row:
     def number(self, column: str) -> float:
         text = self.cells[column].strip()
         try:
+            if "_" in text or not text.isascii():  # which Python takes for digits, and no table means
+                raise ValueError
             return float(text)
         except ValueError:
             raise DataError(f"{column}={text!r} (line {self.line}): is not a number") from None
@@ -81,7 +89,10 @@ class Expression:
             number = row.number(factor) if isinstance(factor, str) else factor
             if power < 0 and number == 0:
                 raise DataError(f"{factor}=0 (line {row.line}): cannot divide by it")
-            result *= number**power
+            try:
+                result *= number**power
+            except OverflowError:
+                result = math.inf
         return result
 
 
@@ -201,9 +212,15 @@ def parse_expression(text: str, header: Sequence[str], field: str) -> Expression
     if text in header:
         return Expression(text, ((text, 1),))
     factors: list[tuple[str | float, int]] = []
-    for sign, quoted, plain in re.findall(r"""(^|[*/])\s*(?:(["'`].+?["'`])|([^*/]*))""", text):
-        piece = quoted[1:-1] if quoted else plain.strip()
-        power = -1 if sign == "/" else 1
+    position = 0
+    while position < len(text) or not factors:
+        match = FACTOR.match(text, position)
+        if match is None:
+            why = f"{text[position:]!r}: write columns and numbers joined by * and /"
+            raise ConfigError(field, text, why)
+        position = match.end()
+        piece = match["quoted"] or match["plain"].strip()
+        power = -1 if match["sign"] == "/" else 1
         if piece in header:
             factors.append((piece, power))
             continue

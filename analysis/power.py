@@ -32,6 +32,7 @@ RIVAL = 4 / 3  # 25 % saving
 LEVEL = 0.05
 ENOUGH_POWER = 0.8
 MIN_SIZES = 3
+SURE = 500.0  # standard errors between truth and tested value at which a test of 3 or more sizes never fails
 MOST_OF_EITHER = 10_000  # sizes, seeds
 MOST_COST = 1e40  # FLOP or hours of a size
 # What a user can mean; far beyond, the arithmetic overflows.
@@ -103,6 +104,8 @@ def t_power(distance: float, error: float, freedom: int, level: float = LEVEL) -
     """P(one-sided t test at `level` rejects) when the truth is `distance` beyond the tested value."""
     if error == 0:
         return float(distance > 0)
+    if abs(distance) / error > SURE:  # the distribution's own code gives nan far out
+        return float(distance > 0)
     return float(1 - nctdtr(freedom, distance / error, stdtrit(freedom, 1 - level)))
 
 
@@ -126,6 +129,9 @@ def plan_power(
     when its 95 % interval excludes the rival with probability `enough`. Raises ConfigError.
     """
     _check(noise, alpha, sizes, seeds, cost_per_size, size_scatter, multiplier, rival, enough)
+    for option, limit in (("--budget-flops", budget_flops), ("--budget-hours", budget_hours)):
+        if limit is not None and not 0 < limit < math.inf:
+            raise ConfigError(option, limit, "must be positive and finite")
     costs = sorted(cost_per_size, key=lambda cost: cost.flops)
     rows = []
     for count in sorted(set(sizes)):
@@ -133,6 +139,8 @@ def plan_power(
             continue
         chosen = costs[:count]
         log_compute = np.log([cost.flops for cost in chosen])
+        if costs and np.ptp(log_compute) == 0:
+            raise ConfigError("size_flops", chosen[0].flops, f"is that of all of the {count} cheapest sizes")
         spread = float(((log_compute - log_compute.mean()) ** 2).sum()) if costs else math.inf
         for repeats in sorted(set(seeds)):
             error = standard_error(noise, alpha, count, repeats, size_scatter, multiplier, spread)
@@ -202,9 +210,11 @@ def _check(
 
 
 def _within(row: DesignPower, flops: float | None, hours: float | None) -> bool:
-    for name, limit, cost in (("budget_flops", flops, row.flops), ("budget_hours", hours, row.hours)):
+    for option, limit, cost in (("--budget-flops", flops, row.flops), ("--budget-hours", hours, row.hours)):
         if limit is not None and cost is None:
-            raise ConfigError(name, limit, "the costs of the sizes are not known")
+            raise ConfigError(
+                option, limit, "the costs of the sizes are not known: state, measure or read them"
+            )
         if limit is not None and cost is not None and cost > limit:
             return False
     return True
@@ -223,9 +233,10 @@ def _reason(
         return f"{smallest.sizes} sizes x {smallest.seeds} seeds is the smallest design that can {question}"
     if not affordable:
         return f"no design is within the budget; the cheapest needs {_cost_text(rows[0])}"
+    within = "" if len(affordable) == len(rows) else " within the budget"
     best = max(affordable, key=lambda row: row.power_interval)
     return (
-        f"none of the {len(affordable)} designs within the budget can {question}; the best, "
+        f"none of the {len(affordable)} designs{within} can {question}; the best, "
         f"{best.sizes} sizes x {best.seeds} seeds, has power {best.power_interval:.0%}"
     )
 
@@ -258,10 +269,12 @@ def format_plan(plan: PowerPlan) -> str:
 HELP = """\
 What can a study of S sizes x K seeds tell? Power, cost, and the smallest design that suffices.
 
-usage: python -m analysis.power study=NAME [runs_dir=runs] [options]   noise, alpha, costs from a pilot
+usage: python -m analysis.power study=NAME [runs_dir=runs] [where="KEY=VALUE"] [options]
+                                                                       noise, alpha, costs from a pilot
        python -m analysis.power --noise .002 --alpha .057 [options]    stated values
 
-  --noise S           standard deviation of ln L over runs of one size and rule (overrides the pilot's)
+  --noise S           standard deviation of ln L over runs of one size and rule (overrides the pilot's, which
+                      is that of the paired difference of two rules over sqrt 2: what seeds share cancels)
   --alpha A           exponent of L = A C^-alpha (overrides the pilot's)
   --size-scatter S    standard deviation over sizes of the true gap in ln L [0]
   --sizes 3,4,5,6     numbers of sizes            --seeds 1,2,3,5,8   numbers of seeds
@@ -276,7 +289,7 @@ A pilot is 3 or more seeds of two rules at the cheapest sizes. With fewer than 3
 
 Examples:
   python -m analysis.power --noise .002 --alpha .057 --sizes 5 --seeds 3
-  python -m analysis.power study=smoke --alpha .08 --budget-hours 10"""
+  python -m analysis.power study=PILOT --budget-hours 10"""
 
 
 def main(argv: list[str]) -> int:
@@ -330,16 +343,18 @@ def _pilot(argv: list[str]) -> Pilot | None:
     """Take study= and runs_dir= out of argv and read the pilot, if one is named."""
     settings = dict(word.split("=", 1) for word in argv if "=" in word and not word.startswith("-"))
     for key in settings:
-        if key not in ("study", "runs_dir"):
-            raise ConfigError(key, settings[key], "unknown; one of study, runs_dir")
+        if key not in ("study", "runs_dir", "where"):
+            raise ConfigError(key, settings[key], "unknown; one of study, runs_dir, where")
     argv[:] = [word for word in argv if word.startswith("-") or "=" not in word]
     if "study" not in settings:
         return None
     if not NAME_PATTERN.fullmatch(settings["study"]):
         raise ConfigError("study", settings["study"], "name the study of the pilot, for example study=smoke")
     from analysis.pilot import read_pilot  # pandas: the planner itself starts without it
+    from analysis.rows import parse_where
 
-    return read_pilot(Path(settings.get("runs_dir", "runs")), settings["study"])
+    where = parse_where(settings.get("where", ""))
+    return read_pilot(Path(settings.get("runs_dir", "runs")), settings["study"], where=where)
 
 
 def _number(argv: list[str], option: str) -> float | None:

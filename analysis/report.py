@@ -22,6 +22,7 @@ from analysis.load import load_study
 from analysis.markdown import render
 from analysis.rates_report import write_rates
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
+from analysis.rows import parse_where
 from analysis.serialise import to_json, write_json, write_tables
 from analysis.settings import ABSENT
 from analysis.study_data import StudyData
@@ -167,17 +168,6 @@ def parse_options(argv: list[str]) -> dict[str, str]:
             raise ConfigError(key, value, f"unknown key; one of {', '.join(keys)}")
         options[key] = value
     return options
-
-
-def parse_where(text: str) -> dict[str, str]:
-    """`key=value,key=value` -> mapping."""
-    chosen = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError("where", part, 'write where="key=value"')
-        chosen[key.strip()] = value.strip()
-    return chosen
 
 
 def _number(options: Mapping[str, str], key: str, default: float, low: float, high: float) -> float:

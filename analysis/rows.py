@@ -104,6 +104,17 @@ def select(every: pd.DataFrame, where: Mapping[str, str], source: str) -> pd.Dat
     return chosen
 
 
+def parse_where(text: str) -> dict[str, str]:
+    """`key=value,key=value` -> mapping."""
+    chosen = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError("where", part, 'write where="key=value"')
+        chosen[key.strip()] = value.strip()
+    return chosen
+
+
 def tuned_rows(
     every: pd.DataFrame, usable: pd.DataFrame, where: Mapping[str, str], source: str
 ) -> pd.DataFrame:

@@ -78,7 +78,12 @@ def check_convention(convention: str) -> None:
 
 
 def build_study(
-    found: Found, gate: Gate, convention: str, where: Mapping[str, str], baseline: str | None
+    found: Found,
+    gate: Gate,
+    convention: str,
+    where: Mapping[str, str],
+    baseline: str | None,
+    least_rules: int = 2,
 ) -> StudyData:
     """Check what was found. Raises UserError with one line that names what stands in the way."""
     plan, records = found.plan, found.records
@@ -91,7 +96,7 @@ def build_study(
     if report == "rates" and where:
         report = "multiplier"  # one rate is chosen
     chosen = every if report == "rates" else select(every, where, gate.source)
-    rules = rules_of(chosen, baseline or plan["baseline"], least=1 if report == "rates" else 2)
+    rules = rules_of(chosen, baseline or plan["baseline"], least=1 if report == "rates" else least_rules)
     usable = _usable(chosen, rules, gate)
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)

@@ -22,8 +22,8 @@ def read_project(path: str, group: str | None) -> list[LoggedRun]:
     """
     if not has_key():
         raise UserError(
-            f"source=wandb:{path}: there is no such folder; for a project, there is no W&B key (WANDB_API_KEY, "
-            "or `wandb login`)"
+            f"source=wandb:{path}: there is no such folder; for a project, there is no W&B key "
+            "(WANDB_API_KEY, or `wandb login`)"
         )
     print(f"reading {path} from W&B; without a network it gives up after some minutes", file=sys.stderr)
     try:

@@ -108,7 +108,7 @@ def outcome_of(runs: Sequence[LoggedRun]) -> Outcome:
 
 def _conflict(records: Sequence[tuple[LoggedRun, Mapping[str, Any]]]) -> str:
     """A trial is trained once, and again gives the same on one machine: two results are two trainings."""
-    results = {}
+    results: dict[tuple[str, Any], str] = {}
     for run, record in records:
         loss = (record["validation"] or {}).get("loss_nats")
         results.setdefault((record["status"], loss), f"{record['status']} at {loss} in {run.place}")

@@ -14,6 +14,7 @@ from scipy import stats
 from analysis.gate import StudyError
 from analysis.pilot import estimate_pilot
 from analysis.power import RIVAL, SizeCost, format_plan, main, plan_power, standard_error, t_power
+from analysis.simulate import Truth, simulate_table, write_study
 from analysis.simulate import main as simulate_study
 from attnres.cli import run_command
 from attnres.errors import ConfigError
@@ -121,6 +122,23 @@ def test_none_within_the_budget_is_said() -> None:
     assert format_plan(plan).endswith(plan.reason)
 
 
+def test_a_budget_is_named_only_where_it_leaves_something_out() -> None:
+    assert "none of the 20 designs can" in plan_power(0.05, 0.057).reason
+    rich = plan_power(0.05, 0.057, cost_per_size=COSTS, budget_flops=1e30)
+    assert "designs can" in rich.reason
+    poor = plan_power(0.05, 0.057, cost_per_size=COSTS, budget_flops=2e16)
+    assert "designs within the budget can" in poor.reason
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-8, 1e-6])
+def test_power_far_from_the_tested_value_is_1(noise: float) -> None:
+    """Where the distribution's own code gives nan."""
+    plan = plan_power(noise, 10.0, multiplier=100.0, rival=0.01)
+    assert {d.power_interval for d in plan.designs} == {1.0} and plan.smallest is not None
+    worse = plan_power(noise, 10.0, multiplier=0.01, rival=100.0)
+    assert {(d.power_positive, d.power_interval) for d in worse.designs} == {(0.0, 1.0)}
+
+
 def test_designs_never_use_more_sizes_than_have_a_cost() -> None:
     plan = plan_power(0.002, 0.057, sizes=[3, 4, 9], cost_per_size=COSTS)
     assert {d.sizes for d in plan.designs} == {3, 4}
@@ -140,7 +158,12 @@ def test_designs_never_use_more_sizes_than_have_a_cost() -> None:
         ({"size_scatter": -1.0}, "size_scatter"),
         ({"cost_per_size": [SizeCost("tiny", 0.0)]}, "cost of tiny"),
         ({"cost_per_size": COSTS[:2]}, "sizes"),
-        ({"budget_hours": 1.0}, "budget_hours"),
+        ({"budget_hours": 1.0}, "--budget-hours"),
+        ({"cost_per_size": COSTS, "budget_hours": math.nan}, "--budget-hours"),
+        ({"cost_per_size": COSTS, "budget_hours": 0.0}, "--budget-hours"),
+        ({"cost_per_size": COSTS, "budget_flops": -1.0}, "--budget-flops"),
+        ({"cost_per_size": COSTS, "budget_flops": math.inf}, "--budget-flops"),
+        ({"cost_per_size": [SizeCost("a", 1e15), SizeCost("b", 1e15), SizeCost("c", 1e15)]}, "size_flops"),
     ],
 )
 def test_refusals(settings: dict, field: str) -> None:
@@ -217,9 +240,37 @@ def test_command_reads_a_pilot_from_records(tmp_path: Path, capsys: pytest.Captu
     assert (
         text.startswith("pilot pilot: 32 finished runs") and "at the upper end of the pilot's noise" in text
     )
-    next(tmp_path.glob("pilot/*/record.json")).write_text("{")
-    assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}"]) == 2
-    assert "torn or not JSON" in capsys.readouterr().err
+    first, second, *_ = sorted(tmp_path.glob("pilot/*/record.json"))
+    kept = first.read_text()
+    for text, said in (
+        (second.read_text(), "records in the wrong folder"),
+        (kept.replace('"fingerprint": "', '"fingerprint": "x'), "the training data is not the same"),
+        ("{", "torn or not JSON"),
+    ):
+        first.write_text(text)
+        assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}"]) == 2
+        error = capsys.readouterr().err
+        assert said in error and "--allow" not in error
+    first.unlink()  # a pilot need not be whole
+    assert run_command(main, ["study=pilot", f"runs_dir={tmp_path}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pilot"]["runs"] == 31
+
+
+def test_values_of_an_axis_are_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Learning rates differ in loss by ten times the noise; at one of them the noise is what it is."""
+    tables = []
+    for rate, worse in ((0.001, 1.02), (0.004, 1.0), (0.016, 1.03)):
+        one = simulate_table(Truth(sizes=4, seeds=4, noise=0.002), np.random.default_rng(int(1e3 * rate)))
+        tables.append(one.assign(loss=one["loss"] * worse, **{"optim.learning_rate": rate}))
+    write_study(tmp_path / "p", pd.concat(tables, ignore_index=True), axes="optim.learning_rate")
+    assert run_command(main, ["study=p", f"runs_dir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert "optim.learning_rate has the values 0.001, 0.004, 0.016" in error and 'where="optim.' in error
+    for rate in (0.001, 0.016):
+        words = ["study=p", f"runs_dir={tmp_path}", f"where=optim.learning_rate={rate}", "--json"]
+        assert run_command(main, words) == 0
+        pilot = json.loads(capsys.readouterr().out)["pilot"]
+        assert pilot["runs"] == 32 and pilot["noise_low"] < 0.002 < pilot["noise_high"]
 
 
 @pytest.mark.parametrize(
