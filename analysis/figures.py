@@ -34,7 +34,9 @@ def loss_against_compute(result: StudyResult) -> Figure:
     """Losses and shared-exponent lines over compute, the multiplier as an arrow; below, the gap to the
     baseline."""
     data, table = result.data, result.data.table
-    per_unit, unit = style.compute_unit(float(table["compute"].max()))
+    per_unit, unit = 1.0, "FLOP"  # a table's own
+    if data.convention != "as_given":
+        per_unit, unit = style.compute_unit(float(table["compute"].max()))
     figure = Figure(figsize=(7.6, 6.3))
     axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
     figure.subplots_adjust(left=0.115, right=0.75, bottom=0.09, top=0.935, hspace=0.09)

@@ -207,7 +207,9 @@ def _multiplier_part(published: Published) -> str:
         )
     lines += [
         "",
-        "| rule | claim | verdict | inside the interval | p of less | p of more |",
+        "p is one-sided: of a gap this far above (or below) the value, if m were that value.",
+        "",
+        "| rule | claim | verdict | inside the interval | p, m <= value | p, m >= value |",
         "|" + " --- |" * 6,
     ]
     for rule, result in published.rules.items():

@@ -170,6 +170,11 @@ def multiplier_forest(published: Published) -> Figure:
         rows |= {_floor_label(floor): m for floor, m in result.by_floor.items() if floor}
         for value, dash in ((1.25, (0, (4, 2))), (4 / 3, (0, (1, 1.5)))):
             axes.axvline(value, color=style.MUTED, linewidth=1, linestyle=dash, zorder=1)
+        for convention in CONVENTIONS:
+            if convention not in result.by_convention:
+                y = labels.index(CONVENTION_LABELS[convention])
+                text = axes.text(1.13, y, "it has no AttnRes reads", va="center", fontsize=8)
+                text.set_color(style.MUTED)
         for label, m in rows.items():
             y = labels.index(label)
             bold = label == CONVENTION_LABELS[HEADLINE]

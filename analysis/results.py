@@ -264,6 +264,8 @@ def verdict_line(m: Multiplier, judgements: Sequence[Judgement], too_small: str 
         names = ", ".join(name for name, _ in merged)
         return f"{numbers}: cannot tell {names} ({shorten(reason, REASON_LENGTH, placeholder=' ...')})"
     saving = f"saves {m.saving:.0%} [{m.saving_low:.0%}, {m.saving_high:.0%}]"
+    if m.saving < 0:
+        saving = f"needs {-m.saving:.0%} more [{-m.saving_high:.0%}, {-m.saving_low:.0%}]"
     return f"{numbers}, {saving}: " + "; ".join(f"{name} {j.verdict}" for name, j in merged)
 
 

@@ -119,6 +119,13 @@ def test_equal_claims_share_a_line() -> None:
     assert len(labels) == len(STANDARD_CLAIMS) - 1
 
 
+def test_a_rule_that_is_worse_needs_more() -> None:
+    m = paired_multiplier(paper_table(), "attnres_block", "prenorm")
+    line = verdict_line(m, [judge(CLAIM, m)], None)
+    start = "prenorm against attnres_block: 0.81x compute [0.77, 0.84], needs 24% more [18%, 30%]: "
+    assert line.startswith(start)
+
+
 def test_verdict_line_is_short_and_complete() -> None:
     m = paired_multiplier(paper_table(), "prenorm", "attnres_block")
     claims = [claim for claim in all_claims() if claim.multiplier != 1.1]

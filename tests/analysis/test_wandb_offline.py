@@ -150,6 +150,47 @@ def test_a_cut_file_is_torn(study: Study, runs: Path) -> None:
     assert "1 of 6 trials have no record: tiny_a-prenorm-s0" in refusal(runs)
 
 
+def write_log(path: Path, messages: list[Any]) -> None:
+    """A run file of these messages; shorter together than a block."""
+    body = b""
+    for message in messages:
+        data = message.SerializeToString()
+        body += CHUNK.pack(zlib.crc32(bytes([FULL]) + data), len(data), FULL) + data
+    path.write_bytes(FILE_HEADER + body)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("_step", '"x"'),
+        ("_step", "null"),
+        ("_step", "[1]"),
+        ("_step", "NaN"),
+        ("_step", "1e400"),
+        ("loss", "[" * 10_000 + "]" * 10_000),
+    ],
+)
+def test_a_history_of_another_kind_breaks_its_run_alone(tmp_path: Path, key: str, value: str) -> None:
+    from wandb.proto import wandb_internal_pb2
+
+    messages: Any = wandb_internal_pb2
+    record = messages.Record()
+    item = record.history.item.add()
+    item.key, item.value_json = key, value
+    begin = messages.Record()
+    begin.run.display_name = "odd"
+    write_log(tmp_path / "run-1.wandb", [begin, record])
+    run = read_run(tmp_path / "run-1.wandb")
+    assert run.name == "odd" and "cannot read" in str(run.broken)
+
+
+def test_a_folder_with_the_name_of_a_run_is_torn(study: Study, runs: Path) -> None:
+    (runs / "run-folder.wandb").mkdir()
+    (runs / "run-gone.wandb").symlink_to(runs / "nowhere")
+    assert "2 W&B runs cannot be read" in refusal(runs)
+    assert len(load_wandb(f"wandb:{runs}", allow=["torn"]).table) == 6
+
+
 def test_the_log_survives_no_flipped_bit_and_no_cut(study: Study, runs: Path) -> None:
     """Every prefix of a run file gives its first messages and then an error, or is whole."""
     data = run_file(runs, study, "tiny_a prenorm").read_bytes()
