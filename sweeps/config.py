@@ -16,6 +16,7 @@ from attnres.compose import compose_mapping, group_options
 from attnres.config import NAME_PATTERN, build
 from attnres.errors import ConfigError, UserError
 from sweeps.choices import Axis, RuleChoice, SizeChoice, parse_axes, parse_rule, parse_size
+from sweeps.executor_config import ExecutorConfig, build_executor
 
 # What a study sets by other means than an override; as an override it would break the comparison.
 _SET_BY_STUDY = {
@@ -27,6 +28,7 @@ _SET_BY_STUDY = {
 }
 
 _AXIS = "study.axes."
+_OF_A_SWEEP = ("study", "launch", "executor", "runs_dir")  # other overrides are the trials'
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class StudyConfig:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How a study runs on this machine; nothing here can change a trial's numbers."""
+    """How a study is launched; nothing here can change a trial's numbers."""
 
     workers: int | None  # trials at once; null: cores / runtime.threads
     max_retries: int
@@ -100,6 +102,7 @@ class SweepConfig:
 
     study: StudyConfig
     launch: LaunchConfig
+    executor: ExecutorConfig
     runs_dir: str
     trial_overrides: tuple[str, ...]  # of every trial: the study's, then the command line's
 
@@ -110,7 +113,7 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     Raises UserError or ConfigError with one line for anything unknown, mistyped, empty or given twice.
     """
     groups = group_options(config_dir)
-    ours = [word for word in overrides if _key(word).partition(".")[0] in ("study", "launch", "runs_dir")]
+    ours = [word for word in overrides if _key(word).partition(".")[0] in _OF_A_SWEEP]
     if not any(_key(word) == "study" for word in ours):
         raise UserError(f"study=: choose a study: {', '.join(groups.get('study', []))}")
     for word in ours:
@@ -129,7 +132,8 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     given_keys = {_key(word) for word in theirs}
     sizes = tuple(size.without(given_keys, given_keys & groups.keys()) for size in study.sizes)
     study = dataclasses.replace(study, sizes=sizes)
-    fields = {**mapping, "study": study, "trial_overrides": merged}
+    executor = build_executor(mapping["executor"])
+    fields = {**mapping, "study": study, "executor": executor, "trial_overrides": merged}
     return build(SweepConfig, fields, "")
 
 

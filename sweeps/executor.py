@@ -17,6 +17,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from typing import Protocol, TypeVar
 
+from attnres.lock import is_locked
 from sweeps.study import PlannedTrial
 from sweeps.trial_process import PRELOAD, Target, main, train_trial
 
@@ -25,6 +26,17 @@ Handle = TypeVar("Handle")
 
 class Executor(Protocol[Handle]):
     """Runs trials. A handle stands for one attempt at one trial."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether attempts wait in a queue of the executor's own: it is given all trials at once."""
+
+    @property
+    def outlives_launch(self) -> bool:
+        """Whether attempts go on when the launcher dies."""
+
+    def elsewhere(self, planned: PlannedTrial) -> str | None:
+        """What another launch has in hand for this trial, in words; None if nobody is at it."""
 
     def submit(self, planned: PlannedTrial) -> Handle:
         """Start an attempt; returns at once."""
@@ -45,6 +57,9 @@ class Executor(Protocol[Handle]):
 class LocalExecutor:
     """A process per trial on this machine."""
 
+    queues = False
+    outlives_launch = False
+
     def __init__(
         self,
         threads: int,
@@ -60,6 +75,9 @@ class LocalExecutor:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._swept: set[int | None] = set()  # processes that have ended, with all that they started
+
+    def elsewhere(self, planned: PlannedTrial) -> str | None:
+        return in_training(planned)
 
     def submit(self, planned: PlannedTrial) -> ForkServerProcess:
         arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)
@@ -89,6 +107,11 @@ class LocalExecutor:
 
     def close(self) -> None:
         """The fork server ends by itself with this process."""
+
+
+def in_training(planned: PlannedTrial) -> str | None:
+    """Whoever holds the trial's lock is training it, on whichever machine."""
+    return "another process is training it" if is_locked(planned.trial.folder) else None
 
 
 def _kill_group(process: ForkServerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -10,14 +11,14 @@ from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
 from sweeps.calibration import known
-from sweeps.executor import Executor, LocalExecutor
+from sweeps.executor import Executor
+from sweeps.executors import open_executor
 from sweeps.live import StudyEta, open_watch
 from sweeps.plan import GROUPS, say, warnings
 from sweeps.runner import Interrupts, Progress, Runner, View, launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.table import duration
-from sweeps.trial_process import PRELOAD
 
 USAGE = """
 usage: python -m sweeps.launch study=NAME [key=value ...] [--config-dir DIR]
@@ -44,7 +45,8 @@ def launch(study: Study, executor: Executor[Any], watch: View, interrupts: Inter
     """Run a study's trials on an executor, watched. Writes study.json first."""
     write_study(study)
     settings = study.config.launch
-    runner = Runner(executor, watch, study.workers, settings.max_retries, settings.grace_seconds)
+    workers = _workers(study, executor) or len(study.trials)
+    runner = Runner(executor, watch, workers, settings.max_retries, settings.grace_seconds)
     return runner.run(launch_order(study.trials), interrupts)
 
 
@@ -58,9 +60,9 @@ def main(argv: list[str]) -> int:
     study = load_study(argv, config_dir, say)
     for warning in warnings(study):
         say(f"warning: {warning}")
-    executor = LocalExecutor(study.threads, study.config.launch.grace_seconds, preload=preload(study))
-    with Interrupts() as interrupts:
-        watch = open_watch(_eta(study), study.config.launch.report_seconds)
+    executor = open_executor(study)
+    with Interrupts(heeded(executor)) as interrupts:
+        watch = open_watch(_eta(study, executor), study.config.launch.report_seconds)
         try:
             launch(study, executor, watch, interrupts)
         finally:
@@ -68,10 +70,15 @@ def main(argv: list[str]) -> int:
     return report(study, time.monotonic() - started, interrupts.first)
 
 
-def preload(study: Study) -> tuple[str, ...]:
-    """Modules that the fork server loads once for all trials."""
-    tracked = any(planned.trial.config.tracking.wandb != "disabled" for planned in study.trials)
-    return (*PRELOAD, "wandb") if tracked else PRELOAD
+def heeded(executor: Executor[Any]) -> tuple[signal.Signals, ...]:
+    """Signals that stop the trials. Closing the terminal does not take jobs out of a cluster's queue."""
+    kept = (signal.SIGHUP,) if executor.outlives_launch else ()
+    return tuple(number for number in Interrupts.SIGNALS if number not in kept)
+
+
+def _workers(study: Study, executor: Executor[Any]) -> int | None:
+    """Trials at once, where the launcher decides it and not a queue."""
+    return study.config.launch.workers if executor.queues else study.workers
 
 
 def report(study: Study, seconds: float, interrupted_by: int | None) -> int:
@@ -97,14 +104,14 @@ def _print_failures(bad: Sequence[tuple[PlannedTrial, TrialState]]) -> None:
         print(f"  {planned.trial.name}: {state.state}: {state.reason} ({planned.trial.folder})")
 
 
-def _eta(study: Study) -> StudyEta:
+def _eta(study: Study, executor: Executor[Any]) -> StudyEta:
     calibrations = known(study)
     seconds = {
         planned.trial.id: calibrations[planned.cell].trial_seconds(planned)
         for planned in study.trials
         if planned.cell in calibrations
     }
-    return StudyEta(seconds, study.workers)
+    return StudyEta(seconds, _workers(study, executor))
 
 
 if __name__ == "__main__":

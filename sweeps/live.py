@@ -22,9 +22,9 @@ REFRESH_SECONDS = 1.0
 class StudyEta:
     """Time left for a study, from each trial's own ETA, calibrations, and what finished trials took."""
 
-    def __init__(self, seconds: Mapping[str, float], workers: int) -> None:
+    def __init__(self, seconds: Mapping[str, float], workers: int | None) -> None:
         self.seconds = seconds  # by trial id, estimated before
-        self.workers = workers
+        self.workers = workers  # None: a cluster's queue decides; as many as run at this moment
 
     def left(self, progress: Progress[Any], states: Mapping[str, TrialState]) -> float | None:
         """Seconds until all that this launch runs is done; None while nothing is known."""
@@ -34,7 +34,8 @@ class StudyEta:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        return max([sum(known) / self.workers, *known[: len(progress.running)]], default=0.0)
+        workers = self.workers or sum(state.state == "running" for state in states.values())
+        return max([sum(known) / max(1, workers), *known[: len(progress.running)]], default=0.0)
 
     def _left(self, job: Job[Any], state: TrialState | None, rate: float | None) -> float | None:
         if state is not None and state.eta_seconds is not None:

@@ -45,7 +45,18 @@ EXAMPLES = (
     "python -m sweeps.plan study=scaling_law study.seeds=[0] launch.workers=4",
     "python -m sweeps.plan study=smoke budget=tokens budget.tokens=1e5 --json",
 )
-GROUPS = ("study", "model", "residual", "data", "optim", "schedule", "budget", "runtime", "tracking")
+GROUPS = (
+    "study",
+    "executor",
+    "model",
+    "residual",
+    "data",
+    "optim",
+    "schedule",
+    "budget",
+    "runtime",
+    "tracking",
+)
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from attnres.cli import EXIT_USER_ERROR
 from attnres.errors import RecordError
-from attnres.lock import TrialBusy, TrialLock, is_locked
+from attnres.lock import TrialBusy, TrialLock
 from attnres.status import StatusFile
 from sweeps.executor import Executor
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import EXIT_BUSY, LOG_FILE
+from sweeps.trial_process import EXIT_BUSY, EXIT_CANCELLED, LOG_FILE
 
 POLL_SECONDS = 0.25
 ELSEWHERE_SECONDS = 1.0  # between two looks at a trial that another process is training
@@ -123,8 +123,8 @@ class Runner(Generic[Handle]):
             state = read_state(folder)
             if state.ended:
                 self._end(job, state)
-            elif state.state == "running":
-                self.view.say(f"{job.planned.trial.name}: another process is training it")
+            elif other := self.executor.elsewhere(job.planned):
+                self.view.say(f"{job.planned.trial.name}: {other}")
                 progress.elsewhere.append(job)
             else:
                 self._start(job, state)
@@ -138,7 +138,8 @@ class Runner(Generic[Handle]):
             return
         self.progress.running.append(job)
         why = f" ({state.reason})" if state.reason else ""
-        self.view.say(f"{job.planned.trial.name}: started{why}")
+        done = "submitted" if self.executor.queues else "started"
+        self.view.say(f"{job.planned.trial.name}: {done}{why}")
 
     def _collect(self) -> None:
         for job in list(self.progress.running):
@@ -158,6 +159,8 @@ class Runner(Generic[Handle]):
         elif code == EXIT_BUSY:
             job.attempts -= 1
             self.progress.elsewhere.append(job)
+        elif code == EXIT_CANCELLED:
+            self._end(job, replace(state, reason="its job was cancelled; a launch submits it again"))
         elif cause := _from_outside(code):
             if job.attempts <= self.max_retries:
                 self.view.say(f"{name}: {cause}; tried again")
@@ -190,7 +193,7 @@ class Runner(Generic[Handle]):
             return
         self._looked = time.monotonic()
         for job in list(self.progress.elsewhere):
-            if not is_locked(job.planned.trial.folder):
+            if self.executor.elsewhere(job.planned) is None:
                 self.progress.elsewhere.remove(job)
                 self.progress.pending.append(job)
 
@@ -227,12 +230,13 @@ class Interrupts:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self.signals = signals
         self.count = 0
         self.first: int | None = None
 
     def __enter__(self) -> Interrupts:
-        heeded = [number for number in self.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        heeded = [number for number in self.signals if signal.getsignal(number) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in heeded}
         return self
 

@@ -30,6 +30,7 @@ TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the m
 PRELOAD = (TRAINING_MODULE, "attnres.learner", "attnres.checkpoint", "attnres.environment", "sweeps.live")
 LOG_FILE = "log.txt"
 EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
+EXIT_CANCELLED = 76  # somebody took the trial out of a cluster's queue: it is not tried again
 
 # What a trial's process calls; it returns the process' exit code. Must be importable by name in the child.
 Target = Callable[[Trial, PackedCorpus], int]
@@ -51,23 +52,30 @@ def main(target: Target, trial: Trial, corpus: PackedCorpus, grace_seconds: floa
     # A session of its own: Ctrl-C in the launcher's terminal reaches only the launcher, which then asks
     # the trial to stop; and whatever the trial starts (W&B's service) can be ended with it.
     os.setsid()
-    _redirect(trial.folder / LOG_FILE)
+    redirect(trial.folder / LOG_FILE)
     threading.Thread(target=_follow_launcher, args=(grace_seconds,), daemon=True).start()
-    print(f"--- {trial.name}: process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}", flush=True)
     try:
-        code = target(trial, corpus)
-    except TrialBusy as error:
-        print(f"busy: {error}", file=sys.stderr)
-        code = EXIT_BUSY
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = EXIT_USER_ERROR
+        code = attempt(target, trial, corpus)
     finally:
         atexit._run_exitfuncs()  # a forked process skips them; W&B's ends its service there
     sys.exit(code)
 
 
-def _redirect(log: Path) -> None:
+def attempt(target: Target, trial: Trial, corpus: PackedCorpus, where: str = "") -> int:
+    """Announce the attempt in the log and run `target`; what it refuses becomes an exit code."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"--- {trial.name}: process {os.getpid()}{where}, {when}", flush=True)
+    try:
+        return target(trial, corpus)
+    except TrialBusy as error:
+        print(f"busy: {error}", file=sys.stderr)
+        return EXIT_BUSY
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def redirect(log: Path) -> None:
     """stdin from nowhere (nothing may wait for an answer), stdout and stderr to the trial's log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     nowhere = os.open(os.devnull, os.O_RDONLY)

@@ -12,6 +12,9 @@ from typing import Any
 
 from attnres.data.corpus import PackedCorpus
 from attnres.trial import Trial
+from sweeps.executor import Executor
+from sweeps.launch import launch
+from sweeps.runner import Interrupts
 from sweeps.state import read_state
 from sweeps.study import Study, load_study
 from sweeps.trial_process import train_trial
@@ -119,6 +122,14 @@ class Notes:
 
     def about(self, name: str) -> list[str]:
         return [line.removeprefix(f"{name}: ") for line in self.lines if line.startswith(name)]
+
+
+def run_study(study: Study, executor: Executor[Any]) -> Notes:
+    """Launch a study here and now; returns what the launcher said."""
+    notes = Notes()
+    with Interrupts() as interrupts:
+        launch(study, executor, notes, interrupts)
+    return notes
 
 
 # What trials' processes run in tests of failure. Training is real wherever a trial is not made to fail.

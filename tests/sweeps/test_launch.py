@@ -16,6 +16,7 @@ from sweeps_support import (
     assert_trained_once,
     be_killed_once,
     fail_by_size_and_rule,
+    run_study,
     wait_until,
 )
 
@@ -23,7 +24,7 @@ from attnres.lock import TrialLock
 from attnres.record import read_record
 from sweeps.config import LaunchConfig
 from sweeps.executor import LocalExecutor
-from sweeps.launch import launch, report
+from sweeps.launch import report
 from sweeps.runner import Interrupts, Runner, launch_order
 from sweeps.state import read_state
 from sweeps.study import Study
@@ -31,10 +32,7 @@ from sweeps.trial_process import Target, train_trial
 
 
 def run(study: Study, target: Target = train_trial) -> Notes:
-    notes = Notes()
-    with Interrupts() as interrupts:
-        launch(study, LocalExecutor(1, 20, target), notes, interrupts)
-    return notes
+    return run_study(study, LocalExecutor(1, 20, target))
 
 
 def states(study: Study) -> list[str]:

@@ -1,0 +1,80 @@
+"""What runs inside a Slurm job: one attempt at one trial, and going back into the queue at the time limit.
+
+The trial decides itself whether it is already done or trained elsewhere: Slurm runs even a finished job again
+when it is told to requeue it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.data.corpus import PackedCorpus
+from attnres.errors import RecordError
+from attnres.record import write_text_atomic
+from attnres.status import read_status
+from attnres.trial import Trial
+from sweeps.cluster_attempt import run_attempt
+from sweeps.trial_process import Target
+
+REQUEUE_SECONDS = 60  # Slurm ends the job well before
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """Picklable: what a job calls."""
+
+    target: Target
+    trial: Trial
+    corpus: PackedCorpus
+    threads: int
+    exit_file: Path  # how the last attempt of this job ended, for the launcher
+    requeues: int
+
+    def __call__(self) -> None:
+        # submitit ignores TERM and requeues at USR2. While the trial trains it heeds both itself; before
+        # and after, nothing is lost by ending at once.
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
+            signal.signal(number, signal.SIG_DFL)
+        self.exit_file.unlink(missing_ok=True)
+        code = run_attempt(self.target, self.trial, self.corpus, self.threads, f", job {_job_id()}")
+        if self._stopped_by_limit() and _restarts() < self.requeues and _requeue():
+            return
+        self.exit_file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(self.exit_file, f"{code}\n")
+        if code:
+            sys.exit(code)  # the queue shows it as FAILED; submitit would call it completed
+
+    def _stopped_by_limit(self) -> bool:
+        """Whether the trial saved and stopped because of the signal that comes before the time limit."""
+        try:
+            status = read_status(self.trial.folder)
+        except RecordError:
+            return False
+        by_usr2 = f"stopped by {signal.SIGUSR2.name}"
+        return status is not None and (status["state"], status.get("reason")) == ("preempted", by_usr2)
+
+
+def _job_id() -> str:
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "?")
+
+
+def _restarts() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _requeue() -> bool:
+    """Put this job back into the queue; Slurm then ends it. False where Slurm refuses."""
+    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"not requeued: {done.stderr.strip()}", file=sys.stderr, flush=True)
+        return False
+    time.sleep(REQUEUE_SECONDS)
+    return True
