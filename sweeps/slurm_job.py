@@ -1,7 +1,8 @@
-"""What runs inside a Slurm job: one attempt at one trial, and going back into the queue at the time limit.
+"""What runs inside a Slurm job: one attempt at one trial, and the way back into the queue.
 
 The trial decides itself whether it is already done or trained elsewhere: Slurm runs even a finished job again
-when it is told to requeue it.
+when it is told to requeue it. And Slurm requeues only what it has to kill: a job that saves and ends within
+the grace time of a preemption, or after the signal before its time limit, has to requeue itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnres.data.corpus import PackedCorpus
-from attnres.errors import RecordError
 from attnres.record import write_text_atomic
-from attnres.status import read_status
 from attnres.trial import Trial
 from sweeps.cluster_attempt import run_attempt
 from sweeps.trial_process import Target
@@ -43,21 +42,14 @@ class SlurmJob:
             signal.signal(number, signal.SIG_DFL)
         self.exit_file.unlink(missing_ok=True)
         code = run_attempt(self.target, self.trial, self.corpus, self.threads, f", job {_job_id()}")
-        if self._stopped_by_limit() and _restarts() < self.requeues and _requeue():
+        # After scancel, or at the time limit itself, Slurm does not call the job running any more.
+        stopped = code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+        if stopped and _restarts() < self.requeues and _is_running() and _requeue():
             return
         self.exit_file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.exit_file, f"{code}\n")
         if code:
             sys.exit(code)  # the queue shows it as FAILED; submitit would call it completed
-
-    def _stopped_by_limit(self) -> bool:
-        """Whether the trial saved and stopped because of the signal that comes before the time limit."""
-        try:
-            status = read_status(self.trial.folder)
-        except RecordError:
-            return False
-        by_usr2 = f"stopped by {signal.SIGUSR2.name}"
-        return status is not None and (status["state"], status.get("reason")) == ("preempted", by_usr2)
 
 
 def _job_id() -> str:
@@ -67,6 +59,13 @@ def _job_id() -> str:
 
 def _restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _is_running() -> bool:
+    """Whether Slurm means the job to run, although it was told to stop."""
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode == 0 and done.stdout.strip() == "RUNNING"
 
 
 def _requeue() -> bool:

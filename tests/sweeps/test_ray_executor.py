@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # Ray's own
 ]
 ONE = ("study.sizes=[tiny_a]", "study.rules=[prenorm]")
-LONGER = ("budget.tokens=192000", "runtime.checkpoint_seconds=0.3")
+LONGER = ("budget.tokens=96000", "runtime.checkpoint_seconds=0.3")
 
 
 @pytest.fixture(scope="module")
