@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from sweeps.ray_job import run_task
 from sweeps.study import PlannedTrial, Study
 from sweeps.trial_process import LOG_FILE, Target, train_trial
 
+CONNECT_SECONDS = 10.0
 _STOPPED, _KILLED, _LOST, _FAILED = 143, -9, 255, 1  # exit codes of the same ends on this machine
 
 
@@ -96,6 +98,7 @@ class RayExecutor:
         if settings.address is None:
             options |= {"address": "local", "num_cpus": available_cores(), "include_dashboard": False}
         else:
+            _check_reachable(settings.address)
             options |= {"address": settings.address}
         try:
             self._ray.init(**options)
@@ -123,6 +126,17 @@ def task_options(settings: RayConfig, threads: int, uses_gpu: bool) -> dict[str,
     if settings.amounts:
         options["resources"] = settings.amounts
     return options
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # `auto`, `local`: Ray looks on this machine, and at once
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"executor.address={address}: cannot be reached: {_last_line(error)}") from None
 
 
 def _last_line(error: Exception) -> str:
