@@ -9,10 +9,10 @@ PY := $(VENV)/bin/python
 CONSTRAINTS ?= constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study plan sweep status report test test-slow check bench clean
+.PHONY: help setup study plan sweep status report test test-slow test-clusters check bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  Variables: STUDY=$(STUDY) ARGS='' (overrides, e.g. ARGS='launch.workers=4 study.seeds=[0,1,2]')"
 
 setup: $(VENV)/.installed ## install into .venv (about 2 minutes the first time)
@@ -45,6 +45,9 @@ test: setup ## the tests (fast ones)
 
 test-slow: setup ## the tests that take longer: kills, coverage of intervals
 	$(PY) -m pytest -q -m slow
+
+test-clusters: setup ## executors on a real Slurm and a real Ray, where these are installed
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m 'slurm or slow' tests/sweeps/test_slurm_executor.py tests/sweeps/test_ray_executor.py $(ARGS)
 
 check: setup ## lint and types
 	$(PY) -m ruff check .

@@ -30,6 +30,8 @@ checkpoints. Two launches of one study at once share the work. Exit code 0: all 
 
   study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
   launch.workers=N  trials at once (default: cores / runtime.threads)
+  executor=NAME     where trials run: local (here, the default), slurm or ray, with executor.KEY=VALUE;
+                    docs/executors.md says what each needs and what stopping does there
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 tracking=none
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
@@ -38,6 +40,8 @@ EXAMPLES = (
     "python -m sweeps.launch study=smoke",
     "python -m sweeps.launch study=scaling_law launch.workers=4 tracking=none",
     "python -m sweeps.launch study=mine --config-dir my_configs",
+    "python -m sweeps.launch study=paper executor=slurm executor.partition=gpu executor.time_minutes=240",
+    "python -m sweeps.launch study=smoke executor=ray executor.address=auto",
 )
 
 

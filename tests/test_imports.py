@@ -19,6 +19,7 @@ TORCH_FREE = [
     "sweeps.plan",
     "sweeps.launch",
     "sweeps.status",
+    "sweeps.executors",
     "sweeps.power_lines",
     "analysis.report",
     "analysis.wandb_source",
