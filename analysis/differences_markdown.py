@@ -8,9 +8,8 @@ from typing import Any
 
 from analysis.differences import Difference, DifferenceResult
 from analysis.differences_output import why_no_multiplier
-from analysis.markdown import escape, name, p_text, table
+from analysis.markdown import escape, how_lines, name, p_text, table
 from analysis.paper_rows import PAPER_SCALE
-from analysis.study_data import StudyData
 
 SIZES_WITH_A_TABLE = 4  # more share one
 CAPTIONS = {
@@ -186,21 +185,3 @@ def _caveats(result: DifferenceResult) -> list[str]:
         lines.append("- Step times are as the trials ran, side by side with others on that machine.")
     lines += [f"- Let pass by \\-\\-allow {escape(text)}." for text in data.let_pass]
     return [*lines, *(f"- {escape(note)}." for note in result.notes), ""]
-
-
-def how_lines(data: StudyData, how: Mapping[str, Any]) -> list[str]:
-    """The last section of a report."""
-    commits = ", ".join(str(commit)[:12] for commit in how["record_commits"]) or "unknown"
-    lines = [
-        "## How this was made",
-        "",
-        f"- Command: `{how['command'].replace('`', '')}`",
-        f"- Analysis at commit {escape(str(how['commit'] or 'unknown'))}; trials at {escape(commits)}.",
-        f"- {len(data.table)} trials; {escape(how['versions'])}.",
-    ]
-    if data.overrides:
-        lines.append(f"- Launched with {', '.join(map(escape, data.overrides))}.")
-    if data.where:
-        chosen = ", ".join(f"{key}={value}" for key, value in data.where.items())
-        lines.append(f"- Only trials with {escape(chosen)}.")
-    return lines

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.differences import Difference, DifferenceResult
 from analysis.paper_rows import FIGURE_7_SCALE, PAPER_SCALE, figure_7
-from analysis.serialise import RESULTS_SCHEMA, UNIT, plain
+from analysis.serialise import UNIT, head, plain
 from attnres.record import write_text_atomic
 
 
@@ -18,19 +18,12 @@ def to_json(result: DifferenceResult, how: Mapping[str, Any], extra: Mapping[str
     """The content of results.json; `extra` has what the kind of report adds (shape, dynamics)."""
     data = result.data
     return {
-        "schema": RESULTS_SCHEMA,
-        "kind": data.report if data.report in ("shape", "dynamics") else "rows",
-        "study": data.name,
-        "purpose": data.purpose,
-        "baseline": data.baseline,
-        "rules": list(data.rules),
+        **head(data, data.report if data.report in ("shape", "dynamics") else "rows"),
         "unit": UNIT,
         "convention": data.convention,
         "confidence": result.confidence,
         "where": dict(data.where),
-        "overrides": list(data.overrides),
         "too_small": data.too_small or None,
-        "let_pass": list(data.let_pass),
         "notes": list(result.notes),
         "no_multiplier": why_no_multiplier(result),
         "paper_scale": PAPER_SCALE if result.of_paper else None,

@@ -15,6 +15,12 @@ from analysis.laws import PowerLaw
 from analysis.results import RuleResult, StudyResult
 from analysis.sensitivity import SensitivityRow
 from analysis.serialise import design, size_rows
+from analysis.study_data import StudyData
+
+ESTIMATOR = (
+    "gaps in ln L paired by size and seed, a shared exponent, Student's t with one degree of freedom fewer "
+    "than sizes, delta method for alpha"
+)
 
 
 def escape(text: str) -> str:
@@ -73,7 +79,7 @@ def render(result: StudyResult, how: Mapping[str, Any], figures: Sequence[str]) 
             "training_curves",
             "Training loss over tokens, each seed, smoothed; points are the final validation losses",
         ),
-        _how(result, how),
+        how_lines(result.data, how, ESTIMATOR),
     ]
     return "\n".join(line for section in sections for line in section).rstrip() + "\n"
 
@@ -375,19 +381,18 @@ def _caveats(result: StudyResult) -> list[str]:
     return [*lines, ""]
 
 
-def _how(result: StudyResult, how: Mapping[str, Any]) -> list[str]:
-    data = result.data
-    commits = ", ".join(str(commit)[:12] for commit in how["record_commits"])
-    commit = escape(str(how["commit"] or "unknown"))
+def how_lines(data: StudyData, how: Mapping[str, Any], estimator: str = "") -> list[str]:
+    """The last section of any report."""
+    commits = ", ".join(str(commit)[:12] for commit in how["record_commits"]) or "unknown"
     lines = [
         "## How this was made",
         "",
         f"- Command: `{how['command'].replace('`', '')}`",
-        f"- Analysis at commit {commit}; trials at {escape(commits or 'unknown')}.",
+        f"- Analysis at commit {escape(str(how['commit'] or 'unknown'))}; trials at {escape(commits)}.",
         f"- {len(data.table)} trials; {escape(how['versions'])}.",
-        "- Estimator: gaps in ln L paired by size and seed, a shared exponent, Student's t with one degree "
-        "of freedom fewer than sizes, delta method for alpha.",
     ]
+    if estimator:
+        lines.append(f"- Estimator: {estimator}.")
     if data.overrides:
         lines.append(f"- Launched with {', '.join(map(escape, data.overrides))}.")
     if data.where:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.differences_markdown import how_lines
 from analysis.differences_report import REPORT_FOLDER
-from analysis.markdown import escape, name, table
+from analysis.markdown import escape, how_lines, name, table
 from analysis.rates import RateCurve, RatesResult, compute_rates
-from analysis.serialise import RESULTS_SCHEMA, plain, write_json
+from analysis.serialise import head, plain, write_json
 from analysis.study_data import StudyData
 from attnres.record import write_text_atomic
 
@@ -34,14 +33,7 @@ def write_rates(data: StudyData, how: Mapping[str, Any], with_figures: bool) -> 
 def to_json(result: RatesResult, how: Mapping[str, Any]) -> dict[str, Any]:
     data = result.data
     return {
-        "schema": RESULTS_SCHEMA,
-        "kind": "rates",
-        "study": data.name,
-        "purpose": data.purpose,
-        "baseline": data.baseline,
-        "rules": list(data.rules),
-        "overrides": list(data.overrides),
-        "let_pass": list(data.let_pass),
+        **head(data, "rates"),
         "notes": list(data.notes),
         **result.as_json(),
         "how": plain(how),

@@ -17,6 +17,7 @@ from analysis.claims import Judgement
 from analysis.figures_data import cell_summary
 from analysis.laws import FloorFit
 from analysis.results import RuleResult, StudyResult
+from analysis.study_data import StudyData
 from attnres.record import write_text_atomic
 
 RESULTS_SCHEMA = 1
@@ -40,23 +41,30 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to_json(result: StudyResult, how: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of results.json."""
-    data = result.data
+def head(data: StudyData, kind: str) -> dict[str, Any]:
+    """What results.json begins with, whatever the kind of report."""
     return {
         "schema": RESULTS_SCHEMA,
-        "kind": "multiplier",
+        "kind": kind,
         "study": data.name,
         "purpose": data.purpose,
         "baseline": data.baseline,
         "rules": list(data.rules),
+        "overrides": list(data.overrides),
+        "let_pass": list(data.let_pass),
+    }
+
+
+def to_json(result: StudyResult, how: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of results.json."""
+    data = result.data
+    return {
+        **head(data, "multiplier"),
         "unit": UNIT,
         "convention": data.convention,
         "confidence": result.confidence,
         "where": dict(data.where),
-        "overrides": list(data.overrides),
         "too_small": result.too_small,
-        "let_pass": list(data.let_pass),
         "notes": list(result.notes),
         "design": design(result),
         "comparisons": {rule: comparison(r) for rule, r in result.rules.items()},
