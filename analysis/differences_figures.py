@@ -54,10 +54,10 @@ def differences(result: DifferenceResult) -> Figure:
     return figure
 
 
-def _title(result: DifferenceResult) -> str:
+def _title(result: DifferenceResult, what: str = "mean difference with {} interval") -> str:
     one_seed = all(len(row.difference_per_seed) < 2 for row in result.rows)
     where = f", {short(result.sizes[0])}" if len(result.sizes) == 1 else ""
-    spread = "one seed, no interval" if one_seed else f"mean difference with {result.confidence:.0%} interval"
+    spread = "one seed, no interval" if one_seed else what.format(f"{result.confidence:.0%}")
     return f"This study{where}\n{spread}"
 
 
@@ -152,7 +152,9 @@ def block_size(result: DifferenceResult) -> Figure:
     means = [base + row.difference_nats for row in sizes.values()]
     left.plot(x, means, "-s", color=OURS, markersize=7, markeredgecolor="white", zorder=3)
     _block_axis(left, x, base, short(result.data.baseline), f"{base:.4f}")
-    left.set_title(_title(result), loc="left", fontsize=10.5, pad=8)
+    left.set_title(
+        _title(result, "mean loss, {} interval of the difference"), loc="left", fontsize=10.5, pad=8
+    )
     left.set_ylabel("validation loss (nats per token)")
     losses = {int(size): loss for size, loss in figure_6().items() if size != "baseline"}
     right.plot(list(losses), list(losses.values()), "-D", color=PAPER, markersize=7, markeredgecolor="white")
@@ -164,20 +166,11 @@ def block_size(result: DifferenceResult) -> Figure:
 
 
 def _block_axis(axes: Axes, sizes: Sequence[int], base: float, label: str, value: str) -> None:
-    axes.axhline(base, color=BASE, linewidth=1.3, zorder=1)
-    axes.text(
-        (sizes[-1] * sizes[-2]) ** 0.5,
-        base,
-        f"{label} {value}",
-        ha="center",
-        va="center",
-        fontsize=9.5,
-        color=BASE,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-        zorder=4,
-    )
+    line = axes.axhline(base, color=BASE, linewidth=1.3, zorder=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(sizes), [str(size) for size in sizes])
     axes.minorticks_off()
     axes.margins(x=0.07, y=0.12)
     axes.set_xlabel("block size S in sublayers (1 is Full AttnRes)")
+    # On the line itself it would hide what lies near the baseline.
+    axes.legend([line], [f"{label} {value}"], loc="best", frameon=False, fontsize=9.5)

@@ -87,15 +87,40 @@ def _read(path: Path, trial: str) -> dict[str, Any]:
         # Opened here: of a torn file numpy leaves its own handle open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
-            if about["schema"] != SCHEMA or about["trial_id"] != trial:
-                raise StudyError(f"{path}: is schema {about['schema']} of trial {about['trial_id']}")
-            arrays: dict[str, Any] = {name: file[name].astype(float) for name in NEEDED}
-            arrays |= {name: file[name].astype(float) for name in WEIGHTS if name in file.files}
-            arrays["reads"] = tuple(file["read"].tolist())
-            arrays["sources"] = tuple(file["depth_source"].tolist()) if "depth_source" in file.files else ()
-            return arrays
+            names = [name for name in (*NEEDED, *WEIGHTS) if name in NEEDED or name in file.files]
+            raw = {name: file[name] for name in names}
+            reads = tuple(np.atleast_1d(file["read"]).tolist())
+            sources = tuple(np.atleast_1d(file["depth_source"]).tolist()) if WEIGHTS[0] in raw else ()
     except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise StudyError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    said = (about.get("schema"), about.get("trial_id")) if isinstance(about, dict) else (None, None)
+    if said != (SCHEMA, trial):
+        raise StudyError(f"{path}: is schema {said[0]} of trial {said[1]}")
+    _check_shapes(path, raw, len(reads), len(sources))
+    return {**{name: array.astype(float) for name, array in raw.items()}, "reads": reads, "sources": sources}
+
+
+def _check_shapes(path: Path, raw: Mapping[str, Any], reads: int, sources: int) -> None:
+    """One row for each probe, and the axes of docs/record.md. A block has two reads, the output one."""
+    probes, blocks = np.shape(raw["tokens"])[:1], (reads - 1) // 2
+    if not probes or probes[0] < 1 or reads % 2 != 1:
+        raise StudyError(f"{path}: has no probes")
+    if len([name for name in WEIGHTS if name in raw]) == 1:
+        raise StudyError(f"{path}: {' and '.join(WEIGHTS)}: one is missing")
+    expected = {
+        "tokens": probes,
+        "loss_nats": probes,
+        "read_rms": (*probes, reads),
+        "block_output_rms": (*probes, blocks),
+        "block_gradient_norm": (*probes, blocks),
+        "depth_weights": (*probes, reads, sources),
+        "depth_entropy_nats": (*probes, reads),
+    }
+    for name, array in raw.items():
+        if array.dtype.kind not in "iuf" or array.shape != expected[name]:
+            raise StudyError(f"{path}: {name} is {array.dtype} {array.shape}, not numbers {expected[name]}")
+        if name in NEEDED and not (np.isfinite(array).all() and (array >= 0).all()):
+            raise StudyError(f"{path}: {name} has values that are no magnitudes")
 
 
 def _mean(rule: str, found: Sequence[tuple[str, Mapping[str, Any]]], study: str) -> RuleProbes:
@@ -103,6 +128,8 @@ def _mean(rule: str, found: Sequence[tuple[str, Mapping[str, Any]]], study: str)
     for seed, arrays in found:
         if not np.array_equal(arrays["tokens"], first["tokens"]):
             raise StudyError(f"study={study}: the probes of {rule} seed {seed} are at other token counts")
+        if (arrays["reads"], arrays["sources"]) != (first["reads"], first["sources"]):
+            raise StudyError(f"study={study}: the probes of {rule} seed {seed} have other reads or sources")
     means: dict[str, Any] = {name: np.mean([arrays[name] for _, arrays in found], axis=0) for name in NEEDED}
     means |= {
         name: np.mean([arrays[name] for _, arrays in found], axis=0) if name in first else None

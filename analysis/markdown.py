@@ -383,7 +383,9 @@ def _caveats(result: StudyResult) -> list[str]:
 
 def how_lines(data: StudyData, how: Mapping[str, Any], estimator: str = "") -> list[str]:
     """The last section of any report."""
-    commits = ", ".join(str(commit)[:12] for commit in how["record_commits"]) or "unknown"
+    commits = (
+        ", ".join(re.sub("(?<=^.{12})[0-9a-f]+", "", str(c)) for c in how["record_commits"]) or "unknown"
+    )
     lines = [
         "## How this was made",
         "",

@@ -60,11 +60,17 @@ def record_row(
         "attempts": timing.get("attempts"),
         "machine": f"{times['processor']} {times['threads']} threads",
         **times,
-        "commit": environment.get("commit"),
+        "commit": _commit(environment),
         "data_fingerprint": record["data"].get("fingerprint"),
         "validation_fingerprint": record["data"].get("validation_fingerprint"),
     }
     return row
+
+
+def _commit(environment: Mapping[str, Any]) -> str | None:
+    """Marked where files differed from it."""
+    commit = environment.get("commit")
+    return f"{commit}+changes" if commit and environment.get("source_modified") else commit
 
 
 def _number(value: Any) -> float:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union
 from attnres.errors import ConfigError
 from attnres.residual.specs import SPECS, RuleSpec
 
+MAX_DEPTH = 1000  # lists of sources grow with its square; more is a slip of the keys
 MUON_GROUP = "block_matrices"  # name of the parameter group that Muon has
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -59,6 +60,9 @@ class ModelConfig:
             "use letters, digits, . _ - only",
         )
         _require_positive("model", self, "width", "depth", "heads", "mlp_width", "context", "batch_size")
+        _require(
+            self.depth <= MAX_DEPTH, "model.depth", self.depth, f"at most {MAX_DEPTH} transformer blocks"
+        )
         _require_positive("model", self, "learning_rate", "rope_base", "norm_eps")
         _require_positive("model", self, "head_width")
         if self.head_width is None and self.width % self.heads:

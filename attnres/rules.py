@@ -124,13 +124,13 @@ def timed_as(spec: RuleSpec) -> str:
     return spec.rule if spec == _default(spec.rule) else spec.label()
 
 
-def _timing(spec: RuleSpec, shape: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The ratio to prenorm."""
+def _timing(spec: RuleSpec, shape: str, rows: Sequence[Mapping[str, Any]], ratio: str) -> str:
+    """A ratio to prenorm, or nothing where it was not measured."""
     implementation, name = getattr(spec, "implementation", "plain"), timed_as(spec)
     for row in rows:
         same_rule = row["rule"] == name and row["implementation"] == implementation
         if same_rule and _shape(row) == shape:
-            return f"{row['ratio_to_prenorm']:.2f}"
+            return "" if row.get(ratio) is None else f"{row[ratio]:.2f}"
     return ""
 
 
@@ -139,11 +139,14 @@ def counts_of(spec: RuleSpec) -> Counts:
 
 
 def table(specs: Sequence[RuleSpec], timings: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown; the columns of times come last, one per shape in the file."""
+    """Markdown; the columns of what was measured come last, a time and a memory per shape in the file."""
     shapes = list(dict.fromkeys(_shape(row) for row in timings))
+    weighed = {_shape(row) for row in timings if row.get("peak_memory_ratio") is not None}
+    measured = [("step time", "ratio_to_prenorm", shape) for shape in shapes]
+    measured += [("memory", "peak_memory_ratio", shape) for shape in shapes if shape in weighed]
     head = ["rule", "extra parameters", "% of prenorm's", "extra FLOPs, %", "starts as prenorm"]
-    head += [f"step time, {shape}" for shape in shapes]
-    lines = [head, ["---", "---:", "---:", "---:", "---", *("---:" for _ in shapes)]]
+    head += [f"{what}, {shape}" for what, _, shape in measured]
+    lines = [head, ["---", "---:", "---:", "---:", "---", *("---:" for _ in measured)]]
     baseline = counts_of(PreNorm())
     for spec in specs:
         counts = counts_of(spec)
@@ -151,7 +154,7 @@ def table(specs: Sequence[RuleSpec], timings: Sequence[Mapping[str, Any]]) -> st
         flops = counts.flops_per_token / baseline.flops_per_token - 1
         share = extra / baseline.non_embedding_parameters
         cells = [spec.label(), f"{extra:,}", f"{100 * share:.3f}", f"{100 * flops:.2f}", start(spec)]
-        lines.append([*cells, *(_timing(spec, shape, timings) for shape in shapes)])
+        lines.append([*cells, *(_timing(spec, shape, timings, ratio) for _, ratio, shape in measured)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.pilot import Pilot, read_pilot
-from analysis.power import MIN_SIZES, DesignPower, PowerPlan, SizeCost, plan_power
+from analysis.power import MIN_SIZES, RANGES, DesignPower, PowerPlan, SizeCost, plan_power
 from attnres.errors import ConfigError, UserError
 from sweeps.study import STUDY_FILE, Study
 
@@ -123,8 +123,8 @@ def _noise(study: Study, pilot_study: str | None) -> tuple[Pilot | None, float, 
     assumed = f"alpha {ASSUMED_ALPHA} (the paper's)"
     try:
         pilot = read_pilot(Path(study.config.runs_dir), pilot_study or study.name)
-        if not pilot.noise > 0:
-            raise ConfigError("noise", pilot.noise, "its runs do not differ")
+        if not pilot.noise >= RANGES["noise"][0]:
+            raise ConfigError("--pilot", pilot_study, f"its runs do not differ (noise {pilot.noise:.3g})")
     except UserError as error:
         if pilot_study is not None:
             raise

@@ -76,6 +76,60 @@ def test_intervals_are_those_of_the_paired_t_test(tmp_path: Path, confidence: fl
         assert row.reading == expected
 
 
+def test_spread_counts_and_columns_of_rows(tmp_path: Path) -> None:
+    table = trials(LOSSES)
+    factor = table["rule"].map({rule: 1.0 + i for i, rule in enumerate(LOSSES)})
+    write(tmp_path, table.assign(compute=table["compute"] * factor))
+    result = compute_differences(load_study(tmp_path, "s"))
+    gaps = [np.subtract(LOSSES[rule], LOSSES["prenorm"]) for rule in list(LOSSES)[1:]]
+    assert result.pooled_degrees_of_freedom == 2 * len(gaps)
+    assert result.pooled_std_nats == pytest.approx(np.sqrt(np.mean([gap.var(ddof=1) for gap in gaps])))
+    base = result.rows[0]
+    for i, row in enumerate(result.rows):
+        assert row.compute == pytest.approx(base.compute * (i + 1))
+    records = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/record.json")]
+    by_rule = {record["rule"]: record["parameters"]["non_embedding"] for record in records}
+    assert {row.rule: row.parameters for row in result.rows} == by_rule
+    _, text = report(tmp_path)
+    starts = ("| rule", "| `attnres_full`")
+    header, line = (next(t for t in text.splitlines() if t.startswith(start)) for start in starts)
+    cells = dict(zip(header.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=False))
+    row = result.rows[1]
+    assert cells["loss, nats"] == f"{row.loss_nats:.4f}"
+    interval = f"{row.difference_nats:+.4f} [{row.low:+.4f}, {row.high:+.4f}]"
+    assert cells["difference [95%]"] == interval
+    assert cells["p, Holm"] == f"{row.p_holm:.3f}" != f"{row.p_value:.3f}"
+
+
+# What stands in the paper's Table 4 and Figure 6, typed here once more.
+PRINTED = {
+    "prenorm": 1.766,
+    "denseformer": 1.767,
+    "mhc_n4": 1.747,
+    "attnres_full": 1.737,
+    "attnres_full_input": 1.731,
+    "attnres_full_static": 1.749,
+    "attnres_full_sigmoid": 1.741,
+    "attnres_full_no_key_norm": 1.743,
+    "attnres_window_w8": 1.764,
+    "attnres_block_s4": 1.746,
+    "attnres_block_s4_h16": 1.752,
+    "attnres_block_s4_no_key_norm": 1.750,
+    "attnres_block_s2": 1.746,
+    "attnres_block_s8": 1.748,
+    "attnres_block_s16": 1.753,
+    "attnres_block_s32": 1.757,
+}
+
+
+def test_each_rule_has_its_own_row_of_the_paper() -> None:
+    assert {rule for rule in PRINTED if rule in TABLE_4} == {*TABLE_4}
+    for rule, loss in PRINTED.items():
+        row = paper_row(rule)
+        assert row is not None and row.loss_nats == loss
+        assert row.difference_nats == pytest.approx(loss - 1.766)
+
+
 def test_readings_tell_lower_from_higher_and_from_nothing(tmp_path: Path) -> None:
     losses = {
         "prenorm": (2.0, 2.1, 2.2, 2.3),

@@ -55,6 +55,15 @@ def test_best_rates_and_edges(tmp_path: Path) -> None:
     assert shared == pytest.approx(1.905 + 0.1 * np.log(4) ** 2 - base.best_loss)
 
 
+def test_a_curve_has_as_many_seeds_as_its_poorest_rate(tmp_path: Path) -> None:
+    folder = write_rates(tmp_path)
+    plan = json.loads((folder / "study.json").read_text())
+    gone = next(t for t in plan["trials"] if (t["size"], t["rule"], t["seed"]) == ("a", "prenorm", 1))
+    (folder / gone["id"] / "record.json").unlink()
+    curves = compute_rates(load_study(tmp_path, "s", allow=["missing"])).of_size("a")
+    assert [curve.seeds for curve in curves] == [1, 2]
+
+
 def test_vertex_of_a_parabola() -> None:
     x = np.log([1.0, 3.0, 4.0])
     assert parabola_vertex(x, 2 + 3 * (x - 0.7) ** 2) == pytest.approx((0.7, 2))

@@ -53,6 +53,9 @@ def test_the_grid_has_every_shape_in_its_place(tmp_path: Path) -> None:
     grid = shape_grid(compute_differences(load_study(tmp_path, "s")))
     assert isinstance(grid, ShapeGrid)
     assert grid.width_per_block == (2, 4, 6)
+    # Heads are whole: 5, 8, 11 of 16, 3, 5, 7 of 10 and 2, 4, 6 of 8.
+    shares = np.array([[5 / 16, 8 / 16, 11 / 16], [3 / 10, 5 / 10, 7 / 10], [2 / 8, 4 / 8, 6 / 8]])
+    assert grid.heads_per_block == pytest.approx(shares.mean(axis=0))
     assert grid.sizes[0] == ("l16_h0.3", "l16_h0.5", "l16_h0.7")
     for rule, losses in grid.losses.items():
         expected = [[loss(ratio, share, rule) for share in HEADS] for ratio in (2, 4, 6)]
@@ -82,6 +85,8 @@ def test_shapes_that_are_not_equal_are_called_so(tmp_path: Path) -> None:
     write_shapes(tmp_path)
     grid = shape_grid(compute_differences(load_study(tmp_path, "s")))
     assert isinstance(grid, ShapeGrid)
+    (rule_line,) = [line for line in shape_lines(grid) if line.startswith("| `prenorm`")]
+    assert "edge" in rule_line  # the best width is inside, the fewest heads are at the edge
     warned = shape_lines(replace(grid, compute_spread=0.03))
     assert "by 3.0%. That is more than 2%: the shapes are not equal." in "".join(warned)
 

@@ -27,6 +27,7 @@ MISTAKES = [
     (["optim.name=sgd"], ["optim.name", "sgd", "adamw"]),
     (["optim=mun"], ["optim=mun", "muon"]),
     (["optim.momentum=0.9"], ["optim.momentum", "0.9", "another choice of optim"]),
+    (["model.depth=1000000000"], ["model.depth=1000000000", "at most 1000 transformer blocks"]),
     (["optim.name=muon"], ["optim.name=muon", "optim.ns_steps", "optim=muon sets all"]),
     (["residual.rule=mhc"], ["residual.rule=mhc", "residual.streams", "residual=mhc sets all"]),
     (["optim=muon", "optim.momentum=1"], ["optim.momentum", "1"]),

@@ -109,6 +109,13 @@ def test_without_bfloat16_arithmetic_float32_gives_torchs_update(
         assert torch.equal(slow, fast)
 
 
+def test_the_options_of_muon_are_those_of_the_config() -> None:
+    options = {"nesterov": False, "ns_steps": 3, "momentum": 0.8, "weight_decay": 0.3}
+    _, optimizer = muon_model(*(f"optim.{key}={str(value).lower()}" for key, value in options.items()))
+    (group,) = optimizer.optimizers[0].param_groups
+    assert {key: group[key] for key in options} == options
+
+
 def test_the_schedule_scales_both_rates(tmp_path: Path) -> None:
     more = ("optim.learning_rate=0.01", "optim.muon_learning_rate=0.05")
     trial, corpus = tiny_trial(tmp_path, "optim=muon", *more)

@@ -51,6 +51,11 @@ def test_times_come_from_the_benchmarks_file(tmp_path: Path, capsys: pytest.Capt
     head, _, line = capsys.readouterr().out.splitlines()
     assert head.endswith("| step time, 256 x 8, float32 | step time, 512 x 8, float32 |")
     assert line.endswith("| 1.23 | 1.50 |")
+    path.write_text(json.dumps({"rows": [{**wide, "peak_memory_ratio": 1.25}, {**row, "rule": "rezero"}]}))
+    assert run_command(rules.main, ["residual=rezero", "--timings", str(path)]) == 0
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head.endswith("| step time, 256 x 8, float32 | memory, 512 x 8, float32 |")
+    assert line.endswith("| 1.50 | 1.23 | 1.25 |")
 
 
 def test_options_that_were_not_timed_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,6 +212,9 @@ def test_power_from_a_pilot(workplace: Workplace, capsys: pytest.CaptureFixture[
     assert "is the smallest design that can tell 1.25x from 1.333x" in out and " FLOPs)" in out
     assert run_command(plan.main, [*words, "--pilot", "pilot", "--budget-flops", "1"]) == 0
     assert "no design is within the budget" in capsys.readouterr().out
+    write_records(workplace.runs / "same", table.assign(loss=table["compute"] ** -0.05))
+    assert run_command(plan.main, [*words, "--pilot", "same"]) == 2
+    assert "error: --pilot=same: its runs do not differ (noise " in capsys.readouterr().err
 
 
 def test_a_plan_that_power_has_nothing_to_say_about(

@@ -89,8 +89,12 @@ def test_shapes_have_equal_parameters_and_flops(shipped: dict[str, Study]) -> No
     trials = shipped["shape"].trials
     parameters = [planned.trial.counts.non_embedding_parameters for planned in trials]
     flops = [planned.trial.training_flops()["without_residual"] for planned in trials]
-    baseline = [planned.flops for planned in trials if planned.rule == "prenorm"]
-    for values in (parameters, flops, baseline):
+    arms = [
+        [planned.flops for planned in trials if planned.rule == rule]
+        for rule in ("prenorm", "attnres_block_n4")
+    ]
+    assert [len(arm) for arm in arms] == [25, 25]
+    for values in (parameters, flops, *arms):
         assert max(values) / min(values) <= WITHIN
     models = {planned.size: planned.trial.config.model for planned in trials}.values()
     assert len({(model.width, model.depth) for model in models}) == 5
@@ -142,3 +146,11 @@ def test_the_page_of_studies_has_every_grid() -> None:
         line = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
         assert f"| {sizes} x {rules} x {seeds}" in line
         assert f"| {rules * sizes * seeds * values} |" in line
+
+
+def test_probes_of_the_dynamics_study_are_small_beside_its_training(shipped: dict[str, Study]) -> None:
+    """A probe is a forward and a backward pass, and what looks at them: 1.3 steps for a batch of tokens."""
+    for planned in shipped["dynamics"].trials:
+        tracking, model = planned.trial.config.tracking, planned.trial.config.model
+        tokens = len(tracking.probes_at) * tracking.probe_tokens
+        assert 1.35 * tokens / (model.batch_size * model.context) < 0.01 * planned.trial.steps

@@ -229,6 +229,10 @@ def test_a_size_can_be_another_one_with_other_values(shared_workplace: Workplace
         f"study.sizes=[{DEEP}]", "study.rules=[prenorm]", "budget.tokens=640"
     ).trials
     assert planned.trial.tokens == 640
+    # A group that it chooses replaces all that a size sets in the group.
+    whole = ("budget=tokens_per_parameter", "budget.tokens_per_parameter=2")
+    (planned,) = shared_workplace.study(f"study.sizes=[{DEEP}]", "study.rules=[prenorm]", *whole).trials
+    assert planned.trial.config.budget.tokens is None
     write_configs(shared_workplace.configs)
 
 
