@@ -133,7 +133,8 @@ def shape_lines(grid: ShapeGrid | str) -> list[str]:
         "## Best shapes",
         "",
         f"Between the shapes of a rule, parameters differ by at most {grid.parameters_spread:.1%}, "
-        f"training FLOPs by {grid.compute_spread:.1%}.{warning} Rows headed paper are Figure 7 of arXiv:2603.15031 "
+        f"training FLOPs by {grid.compute_spread:.1%}.{warning} Rows headed paper are Figure 7 of "
+        "arXiv:2603.15031 "
         f"({paper['scale']}); there AttnRes is lower in all 25 shapes, by 0.019 to 0.063 nats. A "
         "ratio of width to depth belongs to a number of parameters: compare on which side of the baseline's "
         "best AttnRes has its own.",
