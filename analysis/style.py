@@ -5,6 +5,7 @@ Imports matplotlib; only modules that draw import this one, so that the rest sta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -59,12 +60,23 @@ def look(index: int) -> dict[str, Any]:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write name.png and name.svg."""
+    """Write name.png and name.svg, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0], dpi=PNG_DPI)
-    figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    options: dict[str, dict[str, Any]] = {"png": {"dpi": PNG_DPI}, "svg": {"metadata": {"Date": None}}}
+    return [_save(figure, folder / f"{name}.{suffix}", suffix, more) for suffix, more in options.items()]
+
+
+def _save(figure: Figure, path: Path, suffix: str, options: dict[str, Any]) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        figure.savefig(temporary, format=suffix, **options)
+        os.replace(temporary, path)
+    except OSError as error:  # a full disk does not say which file
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 def compute_unit(largest_flop: float) -> tuple[float, str]:

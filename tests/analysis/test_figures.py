@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,22 @@ def test_every_figure_names_itself_and_its_bands(result: StudyResult) -> None:
         curves, gaps = figures.training_curves(result.data), figures.size_gaps(result)
     assert "Loss over training: s" in [text.get_text() for text in visible_texts(curves)]
     assert "bar and band: 95% interval of the pooled m" in gaps.axes[0].get_xlabel()
+
+
+def test_a_full_disk_leaves_the_old_figure_whole_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = Figure()
+    style.save(figure, tmp_path, "one")
+    old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(old) == ["one.png", "one.svg"] and old["one.png"].startswith(b"\x89PNG")
+
+    def half(self: Figure, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError) as caught:
+        style.save(figure, tmp_path, "one")
+    assert caught.value.filename == str(tmp_path / "one.png")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
