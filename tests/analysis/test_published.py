@@ -134,3 +134,12 @@ def test_mistakes_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(main, ["--jsn", "x"]) == 2
     assert run_command(main, ["study=smoke"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_table_2_counts_the_rules_own_flops_forward_and_backward() -> None:
+    table = table_2()
+    for rule in ("prenorm", "attnres_full", "attnres_block"):
+        row = table[(table["size"] == "194M") & (table["rule"] == rule)].iloc[0]
+        extra = 3 * rule_flops_per_token(rule, 24, 896) * 38.7e9 / 8.64e19
+        difference = row["compute_6nd_causal_rule"] - row["compute_6nd_causal"]
+        assert difference == pytest.approx(extra, rel=1e-6)

@@ -18,6 +18,7 @@ from attnres.cli import run_command
 from attnres.record import write_text_atomic
 from sweeps import calibration, launch, plan, status
 from sweeps.calibration import Calibration, evaluation_windows, makespan
+from sweeps.power_lines import size_costs
 from sweeps.study import Study
 from sweeps.table import duration, number, plain_table
 
@@ -194,6 +195,21 @@ def test_power_of_a_plan_without_records(workplace: Workplace, capsys: pytest.Ca
     assert "none of the 5 designs can tell 1.25x from 1.333x" in out
     assert run_command(plan.main, [*workplace.arguments(*POWER), "--no-power"]) == 0
     assert "this study" not in capsys.readouterr().out
+
+
+def test_hours_of_a_design_are_shared_by_the_workers(workplace: Workplace) -> None:
+    third_size(workplace)
+    study = workplace.study(*POWER, "launch.workers=3")
+    remember(study, 0.25)
+    rows = plan.plan_rows(study, calibration.known(study))
+    seconds = sum(
+        row.seconds or 0.0
+        for row in rows
+        if row.planned.seed == 0 and row.planned.axes == rows[0].planned.axes
+    )
+    assert seconds > 0
+    hours = sum(cost.hours or 0.0 for cost in size_costs(study, rows))
+    assert hours == pytest.approx(seconds / 3 / 3600)
 
 
 def test_power_from_a_pilot(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
