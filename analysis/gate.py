@@ -91,7 +91,8 @@ def why_no_multiplier(rows: pd.DataFrame, source: str) -> str | None:
     """The one line that says why these sizes give no law of loss against compute, or None."""
     sizes = list(dict.fromkeys(rows["size"]))
     if len(sizes) < MIN_SIZES:
-        return f"{source}: {len(sizes)} sizes ({', '.join(sizes)}): a comparison needs {MIN_SIZES}"
+        count = f"{len(sizes)} size" if len(sizes) == 1 else f"{len(sizes)} sizes"
+        return f"{source}: {count} ({', '.join(sizes)}): a comparison needs {MIN_SIZES}"
     compute = rows.groupby("size")["compute"].mean()
     if compute.nunique() == 1:
         return f"{source}: compute={compute.iloc[0]:.6g} FLOP at every size: no slope can be fitted"

@@ -17,7 +17,7 @@ import scipy
 from analysis.claims import parse_claims
 from analysis.compare import DEFAULT_CONFIDENCE
 from analysis.differences_report import REPORT_FOLDER, write_differences
-from analysis.gate import ALLOWABLE
+from analysis.gate import ALLOWABLE, StudyError
 from analysis.load import load_study
 from analysis.markdown import render
 from analysis.rates_report import write_rates
@@ -105,6 +105,8 @@ def main(argv: list[str]) -> int:
     confidence = _number(options, "confidence", DEFAULT_CONFIDENCE, 0.5, 0.9999)
     draws = int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000))
     data = _load(options, allow)
+    if data.report == "multiplier" and data.no_multiplier:  # asked for by name
+        raise StudyError(f"{data.no_multiplier} (report: rows in its YAML compares the rules at each size)")
     if data.wants_multiplier:
         result = compute_results(data, claims=claims, confidence=confidence, draws=draws)
         path = write_report(result, command, with_figures)

@@ -39,7 +39,7 @@ def refusal(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
 def test_a_study_of_one_size_gets_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, trials(LOSSES))
     results, text = report(tmp_path)
-    assert "No compute multiplier: study=s: 1 sizes (one): a comparison needs 3." in text
+    assert "No compute multiplier: study=s: 1 size (one): a comparison needs 3." in text
     assert results["kind"] == "rows" and results["no_multiplier"] in text
     rows = {row["rule"]: row for row in results["rows"]}
     assert list(rows) == list(LOSSES)
@@ -51,6 +51,14 @@ def test_a_study_of_one_size_gets_its_table(tmp_path: Path, capsys: pytest.Captu
     table = pd.read_csv(tmp_path / "s" / "report" / "rows.csv").set_index("rule")
     assert table["loss_nats"]["rezero"] == rows["rezero"]["loss_nats"]
     assert "attnres_full: -0.0383 [" in capsys.readouterr().out
+
+
+def test_a_study_that_promises_a_multiplier_is_refused_with_one_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path, trials(LOSSES), "multiplier")
+    assert "error: study=s: 1 size (one): a comparison needs 3 (report: rows" in refusal(tmp_path, capsys)
+    assert not (folder / "report").exists()
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.8])
@@ -255,11 +263,11 @@ def test_the_kind_of_report_is_the_studys_choice(tmp_path: Path, capsys: pytest.
     assert "report='pie chart': one of multiplier, rows, shape, dynamics, rates" in refusal(tmp_path, capsys)
 
 
-def test_one_size_that_asks_for_a_multiplier_is_told_why_not(tmp_path: Path) -> None:
-    write(tmp_path, trials(LOSSES), "multiplier")
+def test_claims_about_one_size_are_told_why_not(tmp_path: Path) -> None:
+    write(tmp_path, trials(LOSSES))
     results, text = report(tmp_path, "claims=1.2")
     assert results["kind"] == "rows"
-    assert results["no_multiplier"] == "study=s: 1 sizes (one): a comparison needs 3"
+    assert results["no_multiplier"] == "study=s: 1 size (one): a comparison needs 3"
     assert "| `attnres_full` | 1.9850 |" in text
 
 
