@@ -178,6 +178,8 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
     arguments |= {
         argument: value for variable, (argument, value) in ours.items() if variable not in environment
     }
+    # The client's own settings too: from them it decides whether to report on itself over the network.
+    wandb.setup(wandb.Settings(mode=mode))
     run = wandb.init(
         dir=str(root),
         id=run_id,

@@ -17,6 +17,9 @@ from sweeps.study import Study
 from sweeps.trial_process import PRELOAD
 
 _PACKAGES = {"slurm": "submitit", "ray": "ray"}
+# What W&B's client imports only once a run begins or ends: a second of every trial, if not loaded before.
+# The fork server passes over a module that another version of the client does not have.
+_WANDB = ("wandb", "wandb.sdk.launch", "pandas")
 
 
 def open_executor(study: Study) -> Executor[Any]:
@@ -35,4 +38,4 @@ def open_executor(study: Study) -> Executor[Any]:
 def preload(study: Study) -> tuple[str, ...]:
     """Modules that the fork server loads once for all trials."""
     tracked = any(planned.trial.config.tracking.wandb != "disabled" for planned in study.trials)
-    return (*PRELOAD, "wandb") if tracked else PRELOAD
+    return (*PRELOAD, *_WANDB) if tracked else PRELOAD

@@ -27,7 +27,11 @@ from attnres.trial import Trial
 
 TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
 # What the fork server loads once for all trials: the training, and what that imports when it starts.
-PRELOAD = (TRAINING_MODULE, "attnres.learner", "attnres.checkpoint", "attnres.environment", "sweeps.live")
+PRELOAD = (
+    TRAINING_MODULE,
+    *(f"attnres.{name}" for name in ("learner", "checkpoint", "environment", "probe_file", "probes")),
+    "sweeps.live",
+)
 LOG_FILE = "log.txt"
 EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
 EXIT_CANCELLED = 76  # somebody took the trial out of a cluster's queue: it is not tried again
