@@ -101,6 +101,8 @@ def resolve(config: TrialConfig, corpus: PackedCorpus) -> Trial:
     evaluations = min(config.budget.evaluations, steps)
     evaluation_steps = tuple(round(steps * (i + 1) / evaluations) for i in range(evaluations))
     device = _resolve_device(config.runtime.device)
+    if device != "cuda" and getattr(config.residual, "implementation", None) == "kernel":
+        raise ConfigError("residual.implementation", "kernel", "needs a CUDA device: runtime.device=cuda")
     return Trial(
         config=config,
         id=_trial_id(config, steps, corpus.fingerprint, device),

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnres.depth.kernel import KernelReads
 from attnres.depth.plan import Plan
 from attnres.depth.query import input_query
 from attnres.depth_attention import DepthAttentionState
@@ -113,6 +114,12 @@ class AttnRes(ResidualRule):
     def start(self, embedding_BTD: Tensor) -> ResidualState:
         if self.implementation == "reference":
             return self.start_reference(embedding_BTD)
+        if self.implementation == "kernel":
+            most = max(self.counts)
+            kernel = KernelReads(
+                self.queries_RD, self.gains_RD, self.eps, embedding_BTD, most, depth_attention
+            )
+            return self.start_reference(embedding_BTD, kernel)
         if self.spec.plain() and self.window >= self.layers:
             return DepthAttentionState(
                 self.queries_RD, self.gains_RD, self.block_size, self.eps, embedding_BTD
@@ -121,22 +128,22 @@ class AttnRes(ResidualRule):
         return VariantState(plan, self.spec, dict(self.named_parameters()), self.eps, embedding_BTD)
 
     @abstractmethod
-    def start_reference(self, embedding_BTD: Tensor) -> ResidualState:
-        """The plain implementation: it stacks the sources at every read."""
+    def start_reference(self, embedding_BTD: Tensor, kernel: KernelReads | None = None) -> ResidualState:
+        """The plain implementation: it stacks the sources at every read, unless a kernel reads them."""
 
 
 class AttnResFull(AttnRes):
     """h_l = sum_{i<l} a_il v_i, and the same over v_0..v_L for the output. L + 1 live tensors."""
 
-    def start_reference(self, embedding_BTD: Tensor) -> ResidualState:
-        return _FullState(self, embedding_BTD)
+    def start_reference(self, embedding_BTD: Tensor, kernel: KernelReads | None = None) -> ResidualState:
+        return _FullState(self, embedding_BTD, kernel)
 
 
 class AttnResWindow(AttnRes):
     """As full over v_0 and the last W of the v_i, the output's read too. W + 1 live tensors."""
 
-    def start_reference(self, embedding_BTD: Tensor) -> ResidualState:
-        return _FullState(self, embedding_BTD)
+    def start_reference(self, embedding_BTD: Tensor, kernel: KernelReads | None = None) -> ResidualState:
+        return _FullState(self, embedding_BTD, kernel)
 
 
 class AttnResBlock(AttnRes):
@@ -147,15 +154,16 @@ class AttnResBlock(AttnRes):
     blocks; the last one may be short. S = 1 is full. ceil(L / S) + 2 live tensors.
     """
 
-    def start_reference(self, embedding_BTD: Tensor) -> ResidualState:
-        return _BlockState(self, embedding_BTD)
+    def start_reference(self, embedding_BTD: Tensor, kernel: KernelReads | None = None) -> ResidualState:
+        return _BlockState(self, embedding_BTD, kernel)
 
 
 class _SourcesState(ResidualState):
     """Keeps the sources of one pass and attends over them."""
 
-    def __init__(self, rule: AttnRes, embedding_BTD: Tensor) -> None:
+    def __init__(self, rule: AttnRes, embedding_BTD: Tensor, kernel: KernelReads | None) -> None:
         self.rule = rule
+        self.kernel = kernel
         self.sources = [embedding_BTD]
         if rule.spec.weights == "static":
             self.scalars = rule.scalars_PH.split(rule.counts)
@@ -164,6 +172,8 @@ class _SourcesState(ResidualState):
 
     def attend(self, sources: Sequence[Tensor], row: int) -> Tensor:
         rule, spec = self.rule, self.rule.spec
+        if self.kernel is not None:
+            return self.kernel.read(sources, row)
         if spec.weights == "static":
             return static_mixture(sources, self.scalars[row], spec.normaliser)
         query, gain_D = rule.queries_RD[row], rule.gains_RD[row] if spec.key_norm else None
@@ -185,7 +195,8 @@ class _SourcesState(ResidualState):
 
 class _FullState(_SourcesState):
     def write(self, layer: int, output_BTD: Tensor) -> None:
-        self.sources.append(output_BTD)
+        # The kernel takes sources of one type; what is stacked is cast there.
+        self.sources.append(output_BTD if self.kernel is None else output_BTD.to(self.sources[0].dtype))
 
     def readable(self) -> Sequence[Tensor]:
         embedding_BTD, *outputs = self.sources

@@ -19,9 +19,10 @@ class AttnRes(RuleSpec):
     normaliser: sigmoid weighs each source on its own: the weights need not sum to 1.
     key_norm: false takes the sources as they are for keys, and there is no gain.
     heads: channels are split in as many depth heads with weights of their own; the norm is over all channels.
+    implementation: kernel is a package's, for CUDA, without the options above (`attnres.depth.kernel`).
     """
 
-    implementation: Literal["fused", "reference"]  # how it is computed; never what is computed
+    implementation: Literal["fused", "reference", "kernel"]  # how it is computed; never what is computed
 
     _: KW_ONLY
     query: Literal["learned", "input"] = "learned"
@@ -39,6 +40,9 @@ class AttnRes(RuleSpec):
             raise ConfigError("residual.query", "input", "residual.weights=static has no queries")
         if self.weights == "static" and not self.key_norm:
             raise ConfigError("residual.key_norm", False, "residual.weights=static has no keys to norm")
+        if self.implementation == "kernel" and not self.plain():
+            why = f"computes the paper's main form, not {self.label()}; use fused"
+            raise ConfigError("residual.implementation", "kernel", why)
 
     def label(self) -> str:
         """The rule and what differs from the paper's main form."""
