@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from attnres.autocast import lacks_bfloat16
 from attnres.compose import compose_trial
 from attnres.config import ModelConfig, OptimConfig
-from attnres.errors import ConfigError
+from attnres.depth.kernel import load_operator
+from attnres.errors import ConfigError, UserError
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
 from attnres.residual import specs
@@ -74,6 +75,7 @@ RULES: Mapping[str, Callable[[int, Any], specs.RuleSpec]] = {
         implementation=implementation, window=8
     ),
 }
+HOWS = ("fused", "reference", "kernel")  # implementations of these; kernel is a package's, for CUDA
 # Rules without a fused form, with their YAML's options.
 PLAIN_RULES: Sequence[str] = tuple(rule for rule in specs.SPECS if rule not in RULES)
 # Label -> rule and the options in which it differs from its YAML, as in the table of `attnres.rules`.
@@ -95,7 +97,7 @@ PEERS: Mapping[str, tuple[str, str]] = {  # name -> (module, package)
 def names() -> list[tuple[str, str]]:
     """All (rule, implementation) pairs, prenorm first."""
     pairs = [("prenorm", "plain")]
-    pairs += [(rule, how) for rule in RULES if rule != "prenorm" for how in ("fused", "reference")]
+    pairs += [(rule, how) for rule in RULES if rule != "prenorm" for how in HOWS]
     pairs += [(rule, "plain") for rule in PLAIN_RULES]
     pairs += [(label, "fused" if rule in RULES else "plain") for label, (rule, _) in OPTIONS.items()]
     return [*pairs, *((peer, "peer") for peer in PEERS), ("stand_in", "plain"), ("matmul", "bare")]
@@ -114,7 +116,14 @@ def absent(rule: str, width: int) -> str | None:
 
 
 def unfit(rule: str, implementation: str, shape: Shape) -> str | None:
-    """Why a rule of ours does not fit a shape, as depth heads that do not divide its width."""
+    """Why a rule of ours does not fit a shape (depth heads that do not divide its width), or has no kernel."""
+    if implementation == "kernel":
+        if shape.device != "cuda":
+            return f"{rule}: residual.implementation=kernel needs --device cuda"
+        try:
+            load_operator()
+        except UserError as error:
+            return f"{rule}: {error}"
     try:
         _spec(rule, implementation, shape)
     except ConfigError as error:

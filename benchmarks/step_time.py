@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         f"by default all; from {PLAIN_RULES[0]} to peers only in float32 up to width {SMALL_WIDTH}",
     )
     parser.add_argument(
-        "--implementations", help="comma-separated part of fused, reference, plain, peer, bare"
+        "--implementations", help="comma-separated part of fused, reference, kernel, plain, peer, bare"
     )
     parser.add_argument("--repeats", type=int, default=7, help="rounds; the median is reported (default 7)")
     parser.add_argument("--batch", type=int, default=8, help="sequences (default 8)")
@@ -155,6 +155,8 @@ def contenders(arguments: argparse.Namespace, shape: Shape) -> list[tuple[str, s
     for rule, implementation in names():
         by_default = cheap or not (rule in PEERS or rule in PLAIN_RULES or rule in OPTIONS)
         wanted = rule in rules if rules else by_default
+        if implementation == "kernel" and shape.device != "cuda" and "kernel" not in implementations:
+            continue
         if rule == "prenorm" or (wanted and (not implementations or implementation in implementations)):
             chosen.append((rule, implementation))
     fitting = []

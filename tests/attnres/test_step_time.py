@@ -149,6 +149,19 @@ def test_every_row_of_the_table_of_rules_is_timed_and_what_does_not_fit_is_said(
     assert "not timed: attnres_full_h4: residual.heads=4" in capsys.readouterr().err
 
 
+def test_kernels_are_timed_on_cuda_only_and_said_to_be_left_out_where_they_are_asked_for(capsys):
+    def pairs(*words):
+        arguments = step_time.parse(["--width", "16", "--depth", "1", "--rules", "attnres_full", *words])
+        return step_time.contenders(arguments, step_time.shapes(arguments)[0])
+
+    ours = [("attnres_full", "fused"), ("attnres_full", "reference")]
+    assert pairs() == [("prenorm", "plain"), *ours]
+    assert not capsys.readouterr().err
+    assert pairs("--implementations", "fused,kernel") == [("prenorm", "plain"), ours[0]]
+    said = "not timed: attnres_full: residual.implementation=kernel needs --device cuda\n"
+    assert said in capsys.readouterr().err
+
+
 def test_asking_whether_a_file_can_be_written_changes_nothing(tmp_path):
     old, new, binary = tmp_path / "old.md", tmp_path / "new.md", tmp_path / "binary.md"
     old.write_text("kept")
