@@ -116,7 +116,7 @@ def absent(rule: str, width: int) -> str | None:
 
 
 def unfit(rule: str, implementation: str, shape: Shape) -> str | None:
-    """Why a rule of ours does not fit a shape (depth heads that do not divide its width), or has no kernel."""
+    """Why a rule of ours cannot be timed: depth heads do not divide the width, or there is no kernel here."""
     if implementation == "kernel":
         if shape.device != "cuda":
             return f"{rule}: residual.implementation=kernel needs --device cuda"
