@@ -1,4 +1,4 @@
-"""How long a trial takes here: `python -m attnres.calibrate model=cpu_50k` times some real steps.
+"""What a step of a trial takes here, in time and memory: `python -m attnres.calibrate` runs some.
 
 The steps are those of the trial itself (data, forward, backward, clipping, optimizer) at its thread count;
 nothing is written, and the model is thrown away.
@@ -16,6 +16,7 @@ from attnres.compose import compose_trial
 from attnres.data import sampler
 from attnres.data.corpus import PackedCorpus, open_corpus
 from attnres.evaluate import open_validation
+from attnres.peak_memory import training_bytes_at_least
 from attnres.trial import Trial, resolve
 
 WARM_UP_STEPS = 2  # the first step allocates memory and builds kernels
@@ -25,11 +26,12 @@ TIMED_EVALUATIONS = 3
 
 
 def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
-    """seconds_per_step (median), evaluation_seconds_per_window (median) and startup_seconds of this trial
-    here.
+    """seconds_per_step (median), evaluation_seconds_per_window (median), startup_seconds and
+    peak_memory_bytes of this trial here.
 
     Start-up is measured in this process: importing torch, if nothing has, and building the model and
-    optimizer.
+    optimizer. The peak is the resident set of this whole process on a CPU, what torch has allocated on a
+    GPU.
     """
     start = time.perf_counter()
     from attnres.learner import Learner  # timed: it imports torch
@@ -58,14 +60,16 @@ def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
         "seconds_per_step": statistics.median(seconds[WARM_UP_STEPS:]),
         "evaluation_seconds_per_window": statistics.median(evaluation_seconds) / windows,
         "startup_seconds": startup_seconds,
+        "peak_memory_bytes": learner.peak_memory_bytes(),
     }
 
 
 _USAGE = """
 usage: python -m attnres.calibrate [key=value ...] [--config-dir DIR] [--json]
 
-Time some real training steps and an evaluation batch of a trial on this machine.
-  --json   one JSON object: seconds_per_step, evaluation_seconds_per_window, startup_seconds
+Time some real training steps and an evaluation batch of a trial on this machine, and measure their memory.
+  --json   one JSON object: seconds_per_step, evaluation_seconds_per_window, startup_seconds,
+           peak_memory_bytes (of the whole process on a CPU, allocated by torch on a GPU)
 """
 _GROUPS = ("model", "residual", "runtime", "data")
 _EXAMPLES = (
@@ -98,13 +102,15 @@ def main(argv: list[str]) -> int:
 def describe(trial: Trial, result: dict[str, float]) -> str:
     """The figures of `calibrate` for people."""
     step, window = result["seconds_per_step"], result["evaluation_seconds_per_window"]
-    minutes = trial.steps * step / 60
+    minutes, megabyte = trial.steps * step / 60, 1e6
     return "\n".join(
         (
             f"{trial.name} with {trial.config.runtime.threads} thread(s):",
             f"  step        {step * 1e3:,.1f} ms, {trial.batch_tokens / step:,.0f} tokens/s",
             f"  evaluation  {window * 1e3:,.2f} ms per window of {trial.config.model.context} tokens",
             f"  start-up    {result['startup_seconds']:.1f} s",
+            f"  memory      {result['peak_memory_bytes'] / megabyte:,.0f} MB at most "
+            f"(computed from the shape: at least {training_bytes_at_least(trial) / megabyte:,.0f} MB)",
             f"  whole run   {trial.steps:,} steps, {minutes:,.1f} minutes of training",
         )
     )

@@ -17,6 +17,7 @@ from attnres.errors import ConfigError
 from attnres.memory import keep_freed_memory
 from attnres.model import Transformer
 from attnres.optim import learning_rate, make_optimizer
+from attnres.peak_memory import process_peak_bytes
 from attnres.run_state import Diverged
 from attnres.trial import Trial
 
@@ -109,6 +110,12 @@ class Learner:
             losses.append(loss_BT.double().mean(dim=1).cpu().numpy())
             after_each()
         return np.concatenate(losses)
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory so far: the resident set of this process on a CPU, what torch allocated on a GPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return process_peak_bytes()
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -144,6 +144,7 @@ def _train(
             raise
         record = make_record(trial, corpus, state, status_word, reason, status)
         record["timing"]["metrics_rows_missing"] = reporter.metrics_rows_missing
+        record["timing"]["peak_memory_bytes"] = learner.peak_memory_bytes()
         if config.runtime.keep_weights and status_word == "finished":
             save_weights(trial, learner.model)
         write_record(trial.folder, record)

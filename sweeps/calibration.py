@@ -1,4 +1,4 @@
-"""How long a trial takes on this machine: measured once per shape, kept in the cache folder.
+"""Time and memory of a trial on this machine: measured once per shape, kept in the cache folder.
 
 Each measurement is `python -m attnres.calibrate` in a process of its own, as many side by side as trials
 will run, so that what they take from each other is in the numbers. Records of the study's own finished
@@ -16,9 +16,10 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ from attnres.config import to_mapping
 from attnres.data.cache import cache_root
 from attnres.errors import RecordError, UserError
 from attnres.record import RECORD_FILE, read_record, write_text_atomic
+from sweeps.capacity import capacity
+from sweeps.machine_memory import visible_gpus
 from sweeps.study import PlannedTrial, Study
+
+SAY_SECONDS = 10.0  # between two words while nothing is done
 
 _NOT_IN_SHAPE = {
     "model": ("name", "learning_rate"),
@@ -36,11 +41,12 @@ _NOT_IN_SHAPE = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """Cost of one shape on this machine, in seconds."""
+    """Cost of one shape on this machine, in seconds and bytes."""
 
     seconds_per_step: float
     evaluation_seconds_per_window: float
     startup_seconds: float
+    peak_memory_bytes: int | None  # of the process on a CPU, allocated on a GPU; None: of an older record
 
     def trial_seconds(self, planned: PlannedTrial) -> float:
         """Wall time of the whole trial."""
@@ -58,11 +64,19 @@ def evaluation_windows(planned: PlannedTrial) -> int:
 
 def known(study: Study) -> dict[str, Calibration]:
     """Calibrations by cell, from finished records and the cache; nothing is measured."""
+    side_by_side = capacity(study).side_by_side
     found: dict[str, Calibration] = {}
-    for source in (_from_record, lambda planned: _from_cache(planned, study.workers)):
-        for planned in study.trials:
-            if planned.cell not in found and (calibration := source(planned)):
-                found[planned.cell] = calibration
+    for planned in study.trials:
+        if planned.cell not in found and (calibration := _from_record(planned)):
+            found[planned.cell] = calibration
+    for planned in study.trials:
+        has = found.get(planned.cell)
+        if has is None or has.peak_memory_bytes is None:
+            cached = _from_cache(planned, side_by_side)
+            if has and cached:
+                found[planned.cell] = replace(has, peak_memory_bytes=cached.peak_memory_bytes)
+            elif cached:
+                found[planned.cell] = cached
     return found
 
 
@@ -74,19 +88,44 @@ def calibrate(
     missing = {planned.cell: planned for planned in study.trials if planned.cell not in found}
     if not missing:
         return found
-    shapes = {_key(planned, study.workers): planned for planned in missing.values()}
-    say(f"timing {len(shapes)} shapes on this machine ({study.workers} at once; --no-calibrate skips it)")
+    side_by_side = capacity(study).side_by_side
+    shapes = {_key(planned, side_by_side): planned for planned in missing.values()}
+    say(f"timing {len(shapes)} shapes on this machine ({side_by_side} at once; --no-calibrate skips it)")
 
     def measure(planned: PlannedTrial) -> Calibration:
         calibration = _measure(planned, config_dir)
-        path = _path(planned, study.workers)
+        path = _path(planned, side_by_side)
         write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
-        say(f"  {planned.cell}: {calibration.seconds_per_step * 1000:.0f} ms a step")
         return calibration
 
-    with ThreadPoolExecutor(study.workers) as pool:
-        measured = dict(zip(shapes, pool.map(measure, shapes.values()), strict=True))
-    return found | {cell: measured[_key(planned, study.workers)] for cell, planned in missing.items()}
+    with ThreadPoolExecutor(side_by_side) as pool:
+        futures = {pool.submit(measure, planned): (key, planned) for key, planned in shapes.items()}
+        try:
+            _follow({future: planned for future, (_, planned) in futures.items()}, say)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    measured = {key: future.result() for future, (key, _) in futures.items()}
+    return found | {cell: measured[_key(planned, side_by_side)] for cell, planned in missing.items()}
+
+
+def _follow(futures: Mapping[Future[Calibration], PlannedTrial], say: Callable[[str], None]) -> None:
+    """Say what each shape takes as it is known, and now and then what is being waited for.
+
+    Raises what the first that failed has raised.
+    """
+    started, waiting = time.monotonic(), set(futures)
+    while waiting:
+        done, waiting = wait(waiting, SAY_SECONDS, FIRST_COMPLETED)
+        count = f"{len(futures) - len(waiting)} of {len(futures)}"
+        for future in done:
+            calibration = future.result()
+            memory = (calibration.peak_memory_bytes or 0) / 1e6
+            step = calibration.seconds_per_step * 1000
+            say(f"  {count}: {futures[future].cell}: {step:,.0f} ms a step, {memory:,.0f} MB")
+        if not done:
+            at = ", ".join(futures[future].cell for future in futures if future.running())
+            say(f"  {count} after {time.monotonic() - started:.0f} s; timing {at}")
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
@@ -101,6 +140,13 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
 def machine() -> dict[str, Any]:
     """What makes this machine's times its own."""
     return {"cpu": _processor(), "cores": os.cpu_count(), "torch": importlib.metadata.version("torch")}
+
+
+def timed_on(device: str) -> str:
+    """The device of this machine that a calibration is of, in words."""
+    if device == "cuda":
+        return visible_gpus()[0].name if visible_gpus() else "GPU"
+    return _processor()
 
 
 @functools.cache
@@ -122,6 +168,8 @@ def _key(planned: PlannedTrial, workers: int) -> str:
     optim = mapping["optim"]  # its rates, decay and clipping take the same time whatever their values
     shape["optim"] = [optim["name"], optim.get("ns_steps")]
     shape |= {"vocabulary": planned.trial.vocabulary, "device": planned.trial.device, "workers": workers}
+    if planned.trial.device == "cuda":
+        shape["gpus"] = [gpu.name for gpu in visible_gpus()[:1]]
     return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -149,7 +197,8 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
         return None  # its times hold the attempts that were cut off
     train, evaluation, wall = (timing[f"{part}_seconds"] for part in ("train", "evaluation", "wall"))
     startup = max(0.0, wall - train - evaluation)
-    return Calibration(train / record["steps"], evaluation / max(1, evaluation_windows(planned)), startup)
+    evaluation_seconds = evaluation / max(1, evaluation_windows(planned))
+    return Calibration(train / record["steps"], evaluation_seconds, startup, timing.get("peak_memory_bytes"))
 
 
 def _measure(planned: PlannedTrial, config_dir: str | None) -> Calibration:

@@ -114,7 +114,7 @@ class RayConfig(ExecutorConfig):
 
     @property
     def memory_bytes(self) -> int | None:
-        return int(self.memory[:-1]) * _BYTES[self.memory[-1]] if self.memory else None
+        return memory_bytes(self.memory) if self.memory else None
 
 
 _KINDS: Mapping[str, type[ExecutorConfig]] = {"local": LocalConfig, "ray": RayConfig, "slurm": SlurmConfig}
@@ -131,6 +131,11 @@ def build_executor(mapping: Any) -> ExecutorConfig:
         why = f"needs {', '.join(missing)}; executor={mapping['name']} sets all its options"
         raise ConfigError("executor.name", mapping["name"], why)
     return build(kind, mapping, "executor")
+
+
+def memory_bytes(text: str) -> int:
+    """8G -> 8 * 2**30, of a text that has been checked."""
+    return int(text[:-1]) * _BYTES[text[-1]]
 
 
 def _check_positive(config: Any, *names: str) -> None:

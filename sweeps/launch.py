@@ -11,9 +11,11 @@ from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
 from sweeps.calibration import known
+from sweeps.capacity import capacity
 from sweeps.executor import Executor
 from sweeps.executors import open_executor
 from sweeps.live import StudyEta, open_watch
+from sweeps.memory_need import memory_warnings
 from sweeps.plan import GROUPS, say, warnings
 from sweeps.runner import Interrupts, Progress, Runner, View, launch_order
 from sweeps.state import TrialState, read_state
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> int:
     reject_options(argv)
     started = time.monotonic()
     study = load_study(argv, config_dir, say)
-    for warning in warnings(study):
+    for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")
     executor = open_executor(study)
     with Interrupts(heeded(executor)) as interrupts:

@@ -1,4 +1,7 @@
-"""`python -m sweeps.plan study=NAME`: what a study would run and what it costs on this machine."""
+"""`python -m sweeps.plan study=NAME`: what a study would run and what it costs on this machine.
+
+docs/plan.md describes the table and the JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
-from sweeps.calibration import Calibration, calibrate, known, makespan
+from sweeps.calibration import Calibration, calibrate, known, makespan, timed_on
+from sweeps.capacity import capacity
+from sweeps.memory_need import Need, memory_warnings, need
 from sweeps.runner import launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study
-from sweeps.table import duration, number, print_table
+from sweeps.table import duration, gigabytes, number, print_table
 
 if TYPE_CHECKING:
     from sweeps.power_lines import StudyPower
@@ -24,10 +29,12 @@ if TYPE_CHECKING:
 USAGE = """
 usage: python -m sweeps.plan study=NAME [key=value ...] [options]
 
-The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time on this machine, and totals.
+The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time and peak memory on this
+machine, and totals. A warning says where the trials that run at once need more memory than there is.
 
   study.KEY=VALUE   changes the study: study.seeds=[0,1] study.axes.optim.beta2=[0.9,0.95]
   launch.workers=N  trials at once (default: cores / runtime.threads)
+  executor=NAME     counts trials at once as this executor would; times stay those of this machine
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2
   --trials          one row for each trial, instead of one for all seeds
@@ -36,7 +43,7 @@ The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time 
                     can tell (default: its own records, else assumed values)
   --budget-hours H  designs that take longer, or more than --budget-flops F, are not called sufficient
   --no-power        leaves that out
-  --no-calibrate    no time estimates but those already known
+  --no-calibrate    no estimates but those already known; memory then is a lower bound
   --recalibrate     time all shapes again (the machine was busy the last time, say)
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
 """
@@ -66,6 +73,7 @@ class PlanRow:
     planned: PlannedTrial
     state: TrialState
     seconds: float | None  # estimated wall time of the whole trial on this machine
+    memory: Need  # peak
 
 
 def plan_rows(study: Study, calibrations: Mapping[str, Calibration]) -> list[PlanRow]:
@@ -73,7 +81,8 @@ def plan_rows(study: Study, calibrations: Mapping[str, Calibration]) -> list[Pla
     for planned in study.trials:
         calibration = calibrations.get(planned.cell)
         seconds = calibration.trial_seconds(planned) if calibration else None
-        rows.append(PlanRow(planned, read_state(planned.trial.folder), seconds))
+        memory = need(planned, calibrations)
+        rows.append(PlanRow(planned, read_state(planned.trial.folder), seconds, memory))
     return rows
 
 
@@ -88,20 +97,29 @@ def totals(study: Study, rows: Sequence[PlanRow]) -> dict[str, Any]:
         "tokens": sum(row.planned.trial.tokens for row in rows),
         "flops": sum(row.planned.flops for row in rows),
         "worker_seconds": _sum(rows),
-        "wall_seconds": _wall(ordered, study.workers),
-        "wall_seconds_left": _wall(left, study.workers),
+        "wall_seconds": _wall(ordered, capacity(study).workers),
+        "wall_seconds_left": _wall(left, capacity(study).workers),
     }
 
 
-def plan_json(study: Study, rows: Sequence[PlanRow], power: StudyPower | str | None = None) -> dict[str, Any]:
+def plan_json(
+    study: Study,
+    rows: Sequence[PlanRow],
+    power: StudyPower | str | None = None,
+    memory: Sequence[str] = (),
+) -> dict[str, Any]:
     """The whole plan as plain data. `power` is null where it was not asked for, or cannot be said."""
+    at_once = capacity(study)
     return {
         "study": study.name,
         "folder": str(study.folder),
-        "workers": study.workers,
+        "executor": at_once.executor,
+        "workers": at_once.workers,
         "threads": study.threads,
+        "timed_on": _timed_on(study),
+        "note": at_once.note,
         "totals": totals(study, rows),
-        "warnings": warnings(study),
+        "warnings": [*warnings(study), *memory],
         "power": None if power is None or isinstance(power, str) else power.as_json(),
         "trials": [_trial_json(row) for row in rows],
     }
@@ -117,7 +135,11 @@ def warnings(study: Study) -> list[str]:
 
 
 def print_plan(
-    study: Study, rows: Sequence[PlanRow], each: bool, power: StudyPower | str | None = None
+    study: Study,
+    rows: Sequence[PlanRow],
+    each: bool,
+    power: StudyPower | str | None = None,
+    memory: Sequence[str] = (),
 ) -> None:
     """The plan for people: one row for each cell, or with `each` for each trial."""
     groups: dict[str, list[PlanRow]] = {}
@@ -135,6 +157,7 @@ def print_plan(
         "FLOPs",
         "epochs",
         "time",
+        "memory",
         "done",
     ]
     table = [_cells(group, axes) for group in groups.values()]
@@ -142,8 +165,12 @@ def print_plan(
     print(_summary(study, totals(study, rows)))
     if power is not None:
         print("\n".join([power] if isinstance(power, str) else power.lines()))
-    for warning in warnings(study):
+    for warning in (*warnings(study), *memory):
         print(f"warning: {warning}")
+
+
+def _timed_on(study: Study) -> str:
+    return ", ".join(timed_on(device) for device in dict.fromkeys(p.trial.device for p in study.trials))
 
 
 def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
@@ -160,6 +187,7 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
         f"{planned.flops:.2e}",
         f"{trial.epochs:.2g}",
         duration(group[0].seconds),
+        ("" if group[0].memory.measured else ">= ") + gigabytes(group[0].memory.bytes),
         "yes" if ended == len(group) == 1 else f"{ended}/{len(group)}",
     ]
 
@@ -167,12 +195,18 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
 def _summary(study: Study, total: Mapping[str, Any]) -> str:
     trials = f"{total['trials']} trials ({total['ended']} done), {number(total['tokens'])} tokens"
     threads = "1 thread" if study.threads == 1 else f"{study.threads} threads"
-    line = f"{trials}, {total['flops']:.3g} FLOPs; {study.workers} at once, {threads} each"
+    at_once = capacity(study)
+    upto = "" if at_once.here else "up to "
+    line = f"{trials}, {total['flops']:.3g} FLOPs; {upto}{at_once.workers} at once, {threads} each"
     if total["wall_seconds"] is not None:
         line += f": about {duration(total['wall_seconds'])}"
     if total["ended"] and total["wall_seconds_left"] is not None:
         line += f", {duration(total['wall_seconds_left'])} left"
-    return f"{line}. Parameters are without embedding and unembedding; time is of one trial."
+    lines = [
+        f"{line}. Parameters are without embedding and unembedding; time and memory are of one trial.",
+        f"Timed on {_timed_on(study)}.",
+    ]
+    return "\n".join([*lines, *([at_once.note] if at_once.note else [])])
 
 
 def _trial_json(row: PlanRow) -> dict[str, Any]:
@@ -193,6 +227,8 @@ def _trial_json(row: PlanRow) -> dict[str, Any]:
         "flops": planned.flops,
         "epochs": trial.epochs,
         "seconds": row.seconds,
+        "peak_memory_bytes": row.memory.bytes,
+        "peak_memory_measured": row.memory.measured,
         "state": row.state.state,
         "folder": str(trial.folder),
     }
@@ -226,16 +262,18 @@ def main(argv: list[str]) -> int:
     skip, again = take_flag(argv, "--no-calibrate"), take_flag(argv, "--recalibrate")
     reject_options(argv)
     study = load_study(argv, config_dir, say)
-    rows = plan_rows(study, known(study) if skip else calibrate(study, say, config_dir, again))
+    calibrations = known(study) if skip else calibrate(study, say, config_dir, again)
+    rows = plan_rows(study, calibrations)
+    memory = memory_warnings(study, calibrations, capacity(study))
     power = None
     if not no_power:
         from sweeps.power_lines import study_power  # pandas and scipy: --help starts without them
 
         power = study_power(study, rows, pilot, flops, hours)
     if as_json:
-        print(json.dumps(plan_json(study, rows, power), indent=1, allow_nan=False))
+        print(json.dumps(plan_json(study, rows, power, memory), indent=1, allow_nan=False))
     else:
-        print_plan(study, rows, each, power)
+        print_plan(study, rows, each, power, memory)
     return 0
 
 

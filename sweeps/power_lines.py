@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.pilot import Pilot, read_pilot
 from analysis.power import MIN_SIZES, RANGES, DesignPower, PowerPlan, SizeCost, plan_power
 from attnres.errors import ConfigError, UserError
+from sweeps.capacity import capacity
 from sweeps.study import STUDY_FILE, Study
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def study_power(
 def size_costs(study: Study, rows: Sequence[PlanRow]) -> tuple[SizeCost, ...]:
     """Cost of one seed of each size, summed over the rules, at the first value of every other axis.
 
-    Hours are of the wall clock, with the study's workers busy all the time; None where a time is not known.
+    Hours are of the wall clock, with all of the executor's workers busy; None where a time is not known.
     """
     first = study.trials[0]
     chosen: dict[str, list[PlanRow]] = {}
@@ -113,7 +114,7 @@ def size_costs(study: Study, rows: Sequence[PlanRow]) -> tuple[SizeCost, ...]:
     costs = []
     for size, members in chosen.items():
         seconds = [row.seconds for row in members if row.seconds is not None]
-        hours = sum(seconds) / study.workers / 3600 if len(seconds) == len(members) else None
+        hours = sum(seconds) / capacity(study).workers / 3600 if len(seconds) == len(members) else None
         costs.append(SizeCost(size, float(sum(row.planned.flops for row in members)), hours))
     return tuple(costs)
 

@@ -59,3 +59,10 @@ def duration(seconds: float | None) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def gigabytes(count: float | None) -> str:
+    """Bytes as people compare them with a machine's memory."""
+    if count is None:
+        return "?"
+    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"

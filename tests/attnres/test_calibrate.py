@@ -11,11 +11,16 @@ from tiny_trial import tiny_overrides
 from attnres.calibrate import main
 
 
-def test_prints_three_numbers_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_its_numbers_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = tiny_overrides(tmp_path)
     assert main([*overrides, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert set(figures) == {"seconds_per_step", "evaluation_seconds_per_window", "startup_seconds"}
+    assert set(figures) == {
+        "seconds_per_step",
+        "evaluation_seconds_per_window",
+        "startup_seconds",
+        "peak_memory_bytes",
+    }
     assert all(seconds > 0 for seconds in figures.values())
     # Evaluation is a forward pass of one window; a step is both passes over four, and the update.
     assert figures["evaluation_seconds_per_window"] < figures["seconds_per_step"]

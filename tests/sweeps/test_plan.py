@@ -27,7 +27,7 @@ def remember(study: Study, seconds_per_step: float) -> None:
     """Put a calibration of every shape into the cache."""
     for planned in study.trials:
         path = calibration._path(planned, study.workers)
-        write_text_atomic(path, json.dumps(asdict(Calibration(seconds_per_step, 0.5, 2.0))))
+        write_text_atomic(path, json.dumps(asdict(Calibration(seconds_per_step, 0.5, 2.0, 400_000_000))))
 
 
 def test_plan_numbers(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_plan_table(workplace: Workplace, capsys: pytest.CaptureFixture[str]) ->
     row = next(line.split() for line in lines if line.startswith("tiny_b  attnres_block_n2"))
     assert row[2:4] == ["0.9", "0,1"]
     assert "2.56 k" in " ".join(row)
-    assert row[-2:] == ["?", "0/2"]
+    assert row[-5:] == ["?", ">=", "300", "MB", "0/2"]
     plan.print_plan(study, rows, each=True)
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("tiny_")]) == 8
@@ -74,7 +74,7 @@ def test_plan_warns_of_too_many_epochs(workplace: Workplace, capsys: pytest.Capt
 def test_a_torn_calibration_is_not_used(workplace: Workplace) -> None:
     study = workplace.study("study.sizes=[tiny_a]")
     remember(study, 0.25)
-    assert calibration.known(study)["tiny_a prenorm"] == Calibration(0.25, 0.5, 2.0)
+    assert calibration.known(study)["tiny_a prenorm"] == Calibration(0.25, 0.5, 2.0, 400_000_000)
     calibration._path(study.trials[0], study.workers).write_text("{")
     assert "tiny_a prenorm" not in calibration.known(study)
 
