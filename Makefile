@@ -34,7 +34,7 @@ plan: setup ## what study STUDY would train, and how long it would take here
 sweep: setup ## train what study STUDY lacks
 	@$(PY) -m sweeps.launch study=$(STUDY) $(ARGS)
 
-status: setup ## what of study STUDY is finished, running, failed, missing
+status: setup ## what of study STUDY is finished, running, failed, pending
 	@$(PY) -m sweeps.status study=$(STUDY) $(ARGS)
 
 report: setup ## fit, compare and draw what study STUDY has recorded

@@ -17,13 +17,14 @@ from attnres.cli import EXIT_USER_ERROR, reject_options
 from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
+from attnres.stop import EXIT_CANCELLED
 
 FLAGS = (
     "-m --multirun -c --cfg --resolve -p --package -i --info -s --shell_completion -sc --shell-completion "
     "--hydra-help --version --experimental-rerun -cn --config-name -r --run"
 ).split()
 ALSO_ALLOWED = "--config-dir -cd --config-path -cp".split()
-STOPPED = (130, 143)
+STOPPED = (130, 143, EXIT_CANCELLED)
 
 
 def wants_hydra(argv: Sequence[str]) -> bool:

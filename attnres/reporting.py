@@ -101,7 +101,7 @@ class Reporter:
         self.view.close()
         summary, exit_code = self.outcome
         if isinstance(error, Preempted):
-            summary, exit_code = {"status": "preempted"}, error.exit_code
+            summary, exit_code = {"status": error.state}, error.exit_code
         self.tracking.finish(summary, exit_code)
 
     def _row(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 Rewritten atomically while the trial works, so a reader sees one moment, never half of two. A trial that was
 killed cannot say so: its state stays "running" while its heartbeat ages and its lock is free.
+
+Fields: state; pid, host and boot_id (of the machine's kernel) of the process; started (of this attempt),
+first_started and heartbeat in unix seconds; uptime_seconds of the machine at the heartbeat, which no setting
+of the clock moves; step, steps, tokens (trained so far); loss_nats, tokens_per_second, eta_seconds; reason
+and origin ("own" or "outside") of what ended it; attempts.
 """
 
 from __future__ import annotations
@@ -16,12 +21,13 @@ from typing import Any, Literal
 
 from attnres.errors import RecordError
 from attnres.notice import warn
+from attnres.origin import Origin
 from attnres.record import write_text_atomic
 
 STATUS_FILE = "status.json"
 SECONDS_BETWEEN_WRITES = 2.0
 
-State = Literal["running", "finished", "diverged", "failed", "preempted"]
+State = Literal["running", "finished", "diverged", "failed", "preempted", "cancelled"]
 
 
 class StatusFile:
@@ -36,9 +42,11 @@ class StatusFile:
             "state": "running",
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "boot_id": boot_id(),
             "started": now,  # of this attempt; unix seconds, as heartbeat is
             "first_started": before["first_started"] if before else now,
             "heartbeat": now,
+            "uptime_seconds": uptime_seconds(),
             "step": 0,
             "steps": steps,
             "tokens": 0,
@@ -46,10 +54,16 @@ class StatusFile:
             "tokens_per_second": None,
             "eta_seconds": None,
             "reason": None,
+            "origin": None,
             "attempts": self.attempts,
         }
         self._written = -SECONDS_BETWEEN_WRITES
         self._warned = False
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """A copy of what the file says, or will say."""
+        return dict(self._fields)
 
     @property
     def first_started(self) -> float:
@@ -62,15 +76,17 @@ class StatusFile:
         if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
 
-    def end(self, state: State, reason: str | None = None, **fields: Any) -> None:
-        """The last word of this attempt, written at once."""
-        self._note({**fields, "state": state, "reason": reason, "eta_seconds": None})
+    def end(
+        self, state: State, reason: str | None = None, origin: Origin | None = None, **fields: Any
+    ) -> None:
+        """The last word of this attempt, written at once. `origin` is that of a failure."""
+        self._note({**fields, "state": state, "reason": reason, "origin": origin, "eta_seconds": None})
         self._write()
 
     def _note(self, fields: Mapping[str, Any]) -> None:
         unknown = fields.keys() - self._fields.keys()
         assert not unknown, unknown
-        self._fields.update(fields, heartbeat=time.time())
+        self._fields.update(fields, heartbeat=time.time(), uptime_seconds=uptime_seconds())
 
     def _write(self) -> None:
         self._written = time.monotonic()
@@ -80,6 +96,39 @@ class StatusFile:
             if not self._warned:
                 warn(f"{self.path}: {error.strerror}: the trial goes on, its status is not shown")
             self._warned = True
+
+
+def note_failure(folder: Path, steps: int, reason: str, origin: Origin, attempts: int = 0) -> None:
+    """What is known of an attempt that could not say it itself. Hold the trial's lock.
+
+    `attempts` are those that the file does not know of. The heartbeat is not moved. Raises OSError.
+    """
+    fields = _earlier(folder) or StatusFile(folder, steps).fields | {"attempts": 0}
+    fields["attempts"] += attempts
+    fields |= {"state": "failed", "reason": reason, "origin": origin, "eta_seconds": None}
+    write_text_atomic(folder / STATUS_FILE, json.dumps(fields, allow_nan=False) + "\n")
+
+
+def boot_id() -> str | None:
+    """Which run of which kernel this is: locks always work between processes that share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def uptime_seconds() -> float:
+    """Seconds since the machine started, asleep or not. No setting of the clock moves them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def heartbeat_age_seconds(status: Mapping[str, Any]) -> float:
+    """How long ago the trial gave a sign of life. Of another machine by both clocks: never below 0."""
+    uptime, boot = status.get("uptime_seconds"), status.get("boot_id")
+    if isinstance(uptime, (int, float)) and boot is not None and boot == boot_id():
+        return max(0.0, uptime_seconds() - uptime)
+    heartbeat = status.get("heartbeat")
+    return max(0.0, time.time() - heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
 
 
 def _earlier(folder: Path) -> dict[str, Any] | None:

@@ -1,18 +1,30 @@
-"""Being told to stop: signals end a trial after the step in hand and a checkpoint. Torch-free."""
+"""Being told to stop: a signal, or a file in the trial's folder, ends a trial after the step in hand and a
+checkpoint. Torch-free.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
+
+from attnres.record import write_text_atomic
 
 # SIGUSR2 is what queue systems send before they preempt a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+# In a trial's folder: somebody wants it to stop. A file works on every executor, over a shared file system.
+CANCEL_FILE = "cancel"
+EXIT_CANCELLED = 76
+SECONDS_BETWEEN_LOOKS = 1.0  # for the file
 
 
 class Preempted(Exception):
     """The trial stopped after a checkpoint because a signal asked for it."""
+
+    state: Literal["preempted", "cancelled"] = "preempted"
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -20,16 +32,29 @@ class Preempted(Exception):
         self.exit_code = 130 if signal_number == signal.SIGINT else 143
 
 
+class Cancelled(Preempted):
+    """The trial stopped after a checkpoint because its folder has a file that asks for it."""
+
+    state = "cancelled"
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "cancelled")
+        self.exit_code = EXIT_CANCELLED
+
+
 class StopSignals:
     """Context manager: the first stop signal is noted and `check` raises Preempted; a second one acts as
     usual.
 
-    Python delivers signals to the main thread only; elsewhere this does nothing.
+    `check` also raises Cancelled once the folder has a cancel file. Python delivers signals to the main
+    thread only; elsewhere they do nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._received: int | None = None
         self._before: dict[int, Any] = {}
+        self._looked = -SECONDS_BETWEEN_LOOKS
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -44,9 +69,13 @@ class StopSignals:
         self._restore()
 
     def check(self) -> None:
-        """Raise Preempted if a signal has asked to stop."""
+        """Raise Preempted if a signal has asked to stop, Cancelled if a file has."""
         if self._received is not None:
             raise Preempted(self._received)
+        if time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
+            self._looked = time.monotonic()
+            if cancel_asked(self.folder):
+                raise Cancelled
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
@@ -56,3 +85,17 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def ask_to_cancel(folder: Path) -> None:
+    """Leave the file that asks the trial of this folder to stop, and a launch not to start it."""
+    write_text_atomic(folder / CANCEL_FILE, "")
+
+
+def cancel_asked(folder: Path) -> bool:
+    return (folder / CANCEL_FILE).exists()
+
+
+def forget_cancel(folder: Path) -> None:
+    """The trial is wanted again."""
+    (folder / CANCEL_FILE).unlink(missing_ok=True)

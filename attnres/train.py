@@ -19,14 +19,15 @@ from attnres.data import sampler
 from attnres.data.corpus import PackedCorpus, open_corpus
 from attnres.evaluate import evaluation_row, open_validation, summarise
 from attnres.folder import finished_record, prepare_folder
-from attnres.lock import TrialLock
+from attnres.lock import TrialLock, is_locked
 from attnres.notice import warn
+from attnres.origin import origin_of
 from attnres.outcome import make_record, summary
 from attnres.record import RECORD_FILE, write_record
 from attnres.reporting import Reporter
 from attnres.run_state import Diverged, RunState
 from attnres.status import StatusFile
-from attnres.stop import Preempted, StopSignals
+from attnres.stop import Cancelled, Preempted, StopSignals, cancel_asked, forget_cancel
 from attnres.trial import Trial, resolve
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 3}
@@ -36,19 +37,21 @@ def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
     """Train a trial, from its checkpoint if it has one, and return its record (finished or diverged).
 
     A trial that has such a record already is not trained again. Raises TrialBusy if another process trains
-    it, Preempted after a signal and a checkpoint; any other exception leaves a record with status failed,
-    which does not stop a later run.
+    it, Preempted (Cancelled) after a signal (a cancel file) and a checkpoint; any other exception leaves a
+    record with status failed, which does not stop a later run.
     """
-    with TrialLock(trial.folder), StopSignals() as signals:
+    with TrialLock(trial.folder), StopSignals(trial.folder) as signals:
         if done := finished_record(trial.folder):
             return done
+        if cancel_asked(trial.folder):  # while it waited in a queue
+            raise Cancelled
         prepare_folder(trial)
         status, state = StatusFile(trial.folder, trial.steps), RunState()
         status.update()  # seen as running from here on, and counted as an attempt
         try:
             record = _train(trial, corpus, state, status, signals)
         except Preempted as error:
-            status.end("preempted", str(error), step=state.step)
+            status.end(error.state, str(error), step=state.step)
             raise
         except Exception as error:
             _record_failure(trial, corpus, state, status, error)
@@ -157,12 +160,13 @@ def _record_failure(
     trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, error: Exception
 ) -> None:
     """A record with status failed. It has no results, and the next run of the trial replaces it."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    reason, origin = " ".join(f"{type(error).__name__}: {error}".split()), origin_of(error)
     try:
-        write_record(trial.folder, make_record(trial, corpus, state, "failed", reason, status))
+        record = make_record(trial, corpus, state, "failed", reason, status) | {"origin": origin}
+        write_record(trial.folder, record)
     except OSError as another:  # most likely the same trouble; the first error is the one to show
         warn(f"{trial.folder / RECORD_FILE}: {another.strerror}: the failure could not be recorded")
-    status.end("failed", reason, step=state.step)
+    status.end("failed", reason, origin, step=state.step)
 
 
 def run(config: TrialConfig) -> int:
@@ -173,6 +177,8 @@ def run(config: TrialConfig) -> int:
     trial = resolve(config, corpus)
     for warning in trial.warnings:
         warn(warning)
+    if not is_locked(trial.folder):
+        forget_cancel(trial.folder)  # whoever asks for the trial by name wants it
     try:
         record = train(trial, corpus)
     except Preempted as error:
@@ -201,7 +207,7 @@ usage: python -m attnres.train [key=value ...] [--config-dir DIR]
 
 Train one model, or with -m every combination, one after the other in this process. A trial that has a record
 is not trained again; one that was stopped continues from its checkpoint. Exit code: 0 finished, 3 diverged, 2
-a mistake in the settings, 1 failed, 143 or 130 stopped by a signal after a checkpoint.
+a mistake in the settings, 1 failed, 143 or 130 stopped by a signal after a checkpoint, 76 by sweeps.cancel.
 
   --config-dir DIR   a folder of your own with group/name.yaml files
   -m, --multirun     several values per key; --cfg job, --info and Hydra's other flags work too (--hydra-help)

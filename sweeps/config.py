@@ -82,9 +82,11 @@ class LaunchConfig:
     max_retries: int
     grace_seconds: float
     report_seconds: float
+    on_failure: Literal["continue", "stop"]  # stop: what runs saves a checkpoint and stops, too
+    max_failures: int | None  # after so many failed trials no more is started
 
     def __post_init__(self) -> None:
-        for name in ("workers", "grace_seconds", "report_seconds"):
+        for name in ("workers", "grace_seconds", "report_seconds", "max_failures"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"launch.{name}", value, "must be positive")

@@ -50,6 +50,9 @@ class Executor(Protocol[Handle]):
     def stop(self, handle: Handle, force: bool = False) -> None:
         """Ask the attempt to write a checkpoint and end; with force, end it and all that it started now."""
 
+    def withdraw(self, handle: Handle) -> None:
+        """As `stop`, also where that leaves jobs in a cluster's queue: nobody wants this attempt."""
+
     def close(self) -> None:
         """End what the executor itself started. No attempt runs any more."""
 
@@ -104,6 +107,9 @@ class LocalExecutor:
             handle.kill()
         else:
             handle.terminate()
+
+    def withdraw(self, handle: ForkServerProcess) -> None:
+        self.stop(handle)
 
     def close(self) -> None:
         """The fork server ends by itself with this process."""

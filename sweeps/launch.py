@@ -6,29 +6,33 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
+from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.stop import forget_cancel
 from sweeps.calibration import known
 from sweeps.capacity import capacity
 from sweeps.executor import Executor
 from sweeps.executors import open_executor
-from sweeps.live import StudyEta, open_watch
+from sweeps.launches import LaunchFile
+from sweeps.live import NotedView, StudyEta, open_watch
 from sweeps.memory_need import memory_warnings
 from sweeps.plan import GROUPS, say, warnings
-from sweeps.runner import Interrupts, Progress, Runner, View, launch_order
+from sweeps.runner import FailurePolicy, Interrupts, Progress, Runner, View, launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.table import duration
+from sweeps.trial_ids import choose
 
 USAGE = """
-usage: python -m sweeps.launch study=NAME [key=value ...] [--config-dir DIR]
+usage: python -m sweeps.launch study=NAME [key=value ...] [options]
 
 Runs the trials of a study that have no finished record, each in a process of its own. One failure does not
 stop the others. Stop it at any moment, even with kill -9: the same command goes on from the last
 checkpoints. Two launches of one study at once share the work. Exit code 0: all trials have finished;
-1: some failed or diverged; 2: a mistake in the settings; 130 or 143: stopped by a signal.
+1: some failed, diverged, were cancelled or are left; 2: a mistake in the settings; 130 or 143: stopped by a
+signal. docs/launching.md has more.
 
   study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
   launch.workers=N  trials at once (default: cores / runtime.threads)
@@ -36,44 +40,80 @@ checkpoints. Two launches of one study at once share the work. Exit code 0: all 
                     docs/executors.md says what each needs and what stopping does there
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 tracking=none
+  --trial ID[,ID]   these trials alone, whatever became of them: ids, unambiguous beginnings of them, or names
+  --retry-failed    also trials that failed of their own (an exception) before; else they are left as they are
+  --on-failure W    continue (the default), or stop: the running trials save a checkpoint and the launch ends
+                    (the same as launch.on_failure=W)
+  --max-failures N  start no more after N failed trials; those that run go on to their end
+                    (the same as launch.max_failures=N)
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
 """
 EXAMPLES = (
     "python -m sweeps.launch study=smoke",
     "python -m sweeps.launch study=scaling_law launch.workers=4 tracking=none",
     "python -m sweeps.launch study=mine --config-dir my_configs",
+    "python -m sweeps.launch study=smoke --trial 3f9a,8c21",
     "python -m sweeps.launch study=paper executor=slurm executor.partition=gpu executor.time_minutes=240",
     "python -m sweeps.launch study=smoke executor=ray executor.address=auto",
 )
 
+SPELLINGS = {"--on-failure": "launch.on_failure", "--max-failures": "launch.max_failures"}
 
-def launch(study: Study, executor: Executor[Any], watch: View, interrupts: Interrupts) -> Progress[Any]:
-    """Run a study's trials on an executor, watched. Writes study.json first."""
+
+def launch(
+    study: Study,
+    executor: Executor[Any],
+    watch: View,
+    interrupts: Interrupts,
+    trials: Sequence[PlannedTrial] | None = None,
+    retry_failed: bool = False,
+) -> Progress[Any]:
+    """Run a study's trials, or some of them, on an executor, watched. Writes study.json first."""
+    trials = study.trials if trials is None else trials
     write_study(study)
+    for planned in trials:
+        forget_cancel(planned.trial.folder)  # they are wanted again; what is cancelled from here on is not
     settings = study.config.launch
+    policy = FailurePolicy(settings.on_failure, settings.max_failures, retry_failed)
     workers = _workers(study, executor) or len(study.trials)
-    runner = Runner(executor, watch, workers, settings.max_retries, settings.grace_seconds)
-    return runner.run(launch_order(study.trials), interrupts)
+    with LaunchFile(study.folder, study.config.executor.name) as note:
+        noted = NotedView(watch, note, _eta(study, executor))
+        runner = Runner(executor, noted, workers, settings.max_retries, settings.grace_seconds, policy)
+        return runner.run(launch_order(trials), interrupts)
 
 
 def main(argv: list[str]) -> int:
     if wants_help(argv):
         print(help_text(USAGE, GROUPS, EXAMPLES))
         return 0
-    config_dir = take_option(argv, "--config-dir")
+    config_dir, words = take_option(argv, "--config-dir"), take_option(argv, "--trial")
+    retry_failed = take_flag(argv, "--retry-failed") or words is not None
+    for option, key in SPELLINGS.items():
+        if (value := take_option(argv, option)) is not None:
+            argv.append(f"{key}={value}")
     reject_options(argv)
     started = time.monotonic()
     study = load_study(argv, config_dir, say)
+    trials = chosen_trials(study, words)
     for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")
     executor = open_executor(study)
     with Interrupts(heeded(executor)) as interrupts:
         watch = open_watch(_eta(study, executor), study.config.launch.report_seconds)
         try:
-            launch(study, executor, watch, interrupts)
+            progress = launch(study, executor, watch, interrupts, trials, retry_failed)
         finally:
             watch.close()
-    return report(study, time.monotonic() - started, interrupts.first)
+    return report(study, time.monotonic() - started, interrupts.first, progress, trials)
+
+
+def chosen_trials(study: Study, words: str | None) -> Sequence[PlannedTrial]:
+    """The trials that `--trial` names, or all. UserError for a name that no trial has."""
+    if words is None:
+        return study.trials
+    named = [(planned.trial.id, planned.trial.name) for planned in study.trials]
+    ids = choose(named, words.split(","), study.name)
+    return [planned for planned in study.trials if planned.trial.id in ids]
 
 
 def heeded(executor: Executor[Any]) -> tuple[signal.Signals, ...]:
@@ -87,9 +127,16 @@ def _workers(study: Study, executor: Executor[Any]) -> int | None:
     return study.config.launch.workers if executor.queues else study.workers
 
 
-def report(study: Study, seconds: float, interrupted_by: int | None) -> int:
-    """Say where the study stands and what to do next; return the exit code."""
-    states = [(planned, read_state(planned.trial.folder)) for planned in study.trials]
+def report(
+    study: Study,
+    seconds: float,
+    interrupted_by: int | None,
+    progress: Progress[Any] | None = None,
+    trials: Sequence[PlannedTrial] | None = None,
+) -> int:
+    """Say where the study, or what was launched of it, stands and what to do next; return the exit code."""
+    trials = study.trials if trials is None else trials
+    states = [(planned, read_state(planned.trial.folder)) for planned in trials]
     finished = sum(state.state == "finished" for _, state in states)
     print(
         f"{finished} of {len(states)} trials finished, {duration(seconds)}. Records: {study.folder}{os.sep}"
@@ -99,10 +146,35 @@ def report(study: Study, seconds: float, interrupted_by: int | None) -> int:
     if interrupted_by is not None:
         print("stopped; the same command goes on from the checkpoints")
         return 128 + interrupted_by
+    for line in _left(study, states, progress):
+        print(line)
     where = "" if study.config.runs_dir == "runs" else f" runs_dir={study.config.runs_dir}"
     if finished:
         print(f"next: python -m analysis.report study={study.name}{where}")
     return 0 if finished == len(states) else 1
+
+
+def _left(
+    study: Study, states: Sequence[tuple[PlannedTrial, TrialState]], progress: Progress[Any] | None
+) -> Iterator[str]:
+    """Why trials were left undone, beyond their own reasons."""
+    if progress is None:
+        return
+    settings = study.config.launch
+    if progress.failed_before:
+        yield (
+            f"{progress.failed_before} trials had failed of their own before and were left as they are; "
+            "--retry-failed tries them again"
+        )
+    if settings.on_failure == "stop" and progress.failed_now:
+        yield "stopped after a failure (launch.on_failure=stop); the same command goes on"
+    elif progress.left:
+        yield (
+            f"{len(progress.left)} trials were not started after {progress.failed_now} failures "
+            f"(launch.max_failures={settings.max_failures}); the same command goes on"
+        )
+    if cancelled := sum(state.state == "cancelled" for _, state in states):
+        yield f"{cancelled} trials were cancelled; the same command goes on with them"
 
 
 def _print_failures(bad: Sequence[tuple[PlannedTrial, TrialState]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sweeps.launches import LaunchFile
 from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
 from sweeps.table import duration
@@ -111,6 +112,30 @@ class LiveTable:
 
     def close(self) -> None:
         self._live.stop()
+
+
+class NotedView:
+    """A view that also keeps the launch's note, for `sweeps.status` and `sweeps.cancel`."""
+
+    def __init__(self, view: View, note: LaunchFile, eta: StudyEta) -> None:
+        self.view, self.note, self.eta = view, note, eta
+
+    def say(self, line: str) -> None:
+        self.view.say(line)
+
+    def update(self, progress: Progress[Any]) -> None:
+        if self.note.due():
+            left = self.eta.left(progress, running_states(progress))
+            lists = {name: _ids(getattr(progress, name)) for name in ("pending", "running", "elsewhere")}
+            self.note.write(**lists, done=len(progress.done), eta_seconds=left)
+        self.view.update(progress)
+
+    def close(self) -> None:
+        self.view.close()
+
+
+def _ids(jobs: Iterable[Job[Any]]) -> list[str]:
+    return [job.planned.trial.id for job in jobs]
 
 
 def open_watch(eta: StudyEta, seconds: float) -> View:

@@ -75,6 +75,9 @@ class RayExecutor:
     def stop(self, handle: RayAttempt, force: bool = False) -> None:
         self._ray.cancel(handle.reference, force=force)
 
+    def withdraw(self, handle: RayAttempt) -> None:
+        self.stop(handle)
+
     def close(self) -> None:
         """Leave the cluster; Ray that was started here ends."""
         self._ray.shutdown()

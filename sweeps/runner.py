@@ -1,8 +1,9 @@
 """The loop of a launch: keeps the executor busy until every trial of a study has ended or cannot.
 
-One trial's failure never stops the rest. Only what came from outside (a signal, the memory killer) is
-retried: an exception or a diverged loss would come again. A trial that another process is training is left
-to it, and taken over if that process dies.
+One trial's failure does not stop the rest, unless the user wants that. Only what came from outside (a signal,
+the memory killer) is retried: an exception or a diverged loss would come again. A trial that another process
+is training is left to it, and taken over if that process dies. A trial that the user cancels meanwhile is
+stopped, or not started.
 """
 
 from __future__ import annotations
@@ -11,23 +12,34 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from attnres.cli import EXIT_USER_ERROR
-from attnres.errors import RecordError
-from attnres.lock import TrialBusy, TrialLock
-from attnres.status import StatusFile
+from attnres.lock import is_locked
+from attnres.origin import Origin
+from attnres.stop import EXIT_CANCELLED, cancel_asked
+from sweeps.endings import from_outside, last_words
 from sweeps.executor import Executor
-from sweeps.state import TrialState, read_state
+from sweeps.state import STALE_SECONDS, TrialState, read_state
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import EXIT_BUSY, EXIT_CANCELLED, LOG_FILE
+from sweeps.trial_process import EXIT_BUSY, leave_word
 
 POLL_SECONDS = 0.25
-ELSEWHERE_SECONDS = 1.0  # between two looks at a trial that another process is training
+LOOK_SECONDS = 1.0  # between two looks at trials of other processes, and for cancelled ones
+_FILES_A_SECOND = 500  # that such a look may ask a file system for
 
 Handle = TypeVar("Handle")
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What a failed trial means for the rest of a launch. A diverged one is a result."""
+
+    on_failure: Literal["continue", "stop"] = "continue"  # stop: the running trials save and stop, too
+    max_failures: int | None = None  # so many failed: no more is started, what runs goes on to its end
+    retry_failed: bool = False  # also trials that failed of their own in an earlier launch
 
 
 @dataclass
@@ -37,8 +49,11 @@ class Job(Generic[Handle]):
     planned: PlannedTrial
     handle: Handle | None = None
     attempts: int = 0  # of this launch
-    started: float = 0.0  # unix seconds, of the last attempt
+    attempts_before: int = 0  # that the trial itself knew of when the last one was started
     state: TrialState | None = None  # once it has ended
+    heartbeat: tuple[float | None, float] | None = None  # of another machine; monotonic seconds here
+    cancelled_at: float | None = None  # monotonic seconds
+    withdrawn: bool = False  # its attempt was told to end because the launch starts no more
 
 
 @dataclass
@@ -49,13 +64,27 @@ class Progress(Generic[Handle]):
     running: list[Job[Handle]] = field(default_factory=list)
     elsewhere: list[Job[Handle]] = field(default_factory=list)  # being trained by another process
     done: list[Job[Handle]] = field(default_factory=list)
+    left: list[Job[Handle]] = field(default_factory=list)  # not started any more
 
     def count(self, *states: str) -> int:
         return sum(job.state is not None and job.state.state in states for job in self.done)
 
     @property
     def failures(self) -> list[Job[Handle]]:
-        return [job for job in self.done if job.state is None or job.state.state != "finished"]
+        return [job for job in self.done if job.state is None or job.state.state in ("failed", "diverged")]
+
+    @property
+    def failed_now(self) -> int:
+        """Trials that failed in this launch."""
+        return sum(job.attempts > 0 for job in self._failed())
+
+    @property
+    def failed_before(self) -> int:
+        """Trials that failed of their own in an earlier launch and are left as they are."""
+        return sum(job.attempts == 0 for job in self._failed())
+
+    def _failed(self) -> list[Job[Handle]]:
+        return [job for job in self.done if job.state is not None and job.state.state == "failed"]
 
 
 class View(Protocol):
@@ -82,59 +111,87 @@ def launch_order(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
 
 
 class Runner(Generic[Handle]):
-    """Runs what has no finished or diverged record."""
+    """Runs what has no finished or diverged record, and has not failed of its own before."""
 
     def __init__(
-        self, executor: Executor[Handle], view: View, workers: int, max_retries: int, grace_seconds: float
+        self,
+        executor: Executor[Handle],
+        view: View,
+        workers: int,
+        max_retries: int,
+        grace_seconds: float,
+        policy: FailurePolicy | None = None,
     ) -> None:
         self.executor = executor
         self.view = view
         self.workers = workers
         self.max_retries = max_retries
         self.grace_seconds = grace_seconds
+        self.policy = policy or FailurePolicy()
         self.progress: Progress[Handle] = Progress()
         self._looked = 0.0
-        self._interrupts = 0
+        self._interrupted: Callable[[], int] = lambda: 0
 
     def run(self, trials: Sequence[PlannedTrial], interrupted: Callable[[], int]) -> Progress[Handle]:
         """Run the trials. `interrupted` says how many times the user asked to stop; once is enough."""
-        self.progress = Progress(pending=deque(Job(planned) for planned in trials))
-        progress = self.progress
+        progress: Progress[Handle] = Progress(pending=deque(Job(planned) for planned in trials))
+        self.progress, self._interrupted = progress, interrupted
         try:
             while progress.pending or progress.running or progress.elsewhere:
-                if interrupted():
+                if interrupted() or (self.policy.on_failure == "stop" and progress.failed_now):
                     break
+                if self.policy.max_failures is not None and progress.failed_now >= self.policy.max_failures:
+                    self._start_no_more()
                 self._fill()
                 self.view.update(progress)
                 self.executor.wait(self._handles(), POLL_SECONDS)
                 self._collect()
-                self._look_elsewhere()
+                self._look_around()
         finally:
-            self._stop_all(interrupted)
+            self._stop_all()
             self.executor.close()
         self.view.update(progress)
         return progress
 
     def _fill(self) -> None:
         progress = self.progress
-        while progress.pending and len(progress.running) < self.workers:
+        while progress.pending and len(progress.running) < self.workers and not self._interrupted():
             job = progress.pending.popleft()
-            folder = job.planned.trial.folder
-            state = read_state(folder)
+            state = read_state(job.planned.trial.folder)
             if state.ended:
                 self._end(job, state)
-            elif other := self.executor.elsewhere(job.planned):
+            elif other := self._elsewhere(job, state):
                 self.view.say(f"{job.planned.trial.name}: {other}")
                 progress.elsewhere.append(job)
+            elif self._is_left_alone(job, state):
+                self._end(job, state)
             else:
                 self._start(job, state)
 
+    def _is_left_alone(self, job: Job[Handle], state: TrialState) -> bool:
+        """Cancelled since the launch began, or a failure that would come again."""
+        if cancel_asked(job.planned.trial.folder):
+            return True
+        again = job.attempts > 0 or self.policy.retry_failed
+        return state.state == "failed" and state.origin == "own" and not again
+
+    def _elsewhere(self, job: Job[Handle], state: TrialState) -> str | None:
+        """Who else is at it. A silent process of another machine is believed dead only after a long look."""
+        if other := self.executor.elsewhere(job.planned):
+            return other
+        if state.state != "running" or job.attempts:
+            return None
+        if job.heartbeat is None or job.heartbeat[0] != state.heartbeat:
+            job.heartbeat = state.heartbeat, time.monotonic()
+        alive = time.monotonic() - job.heartbeat[1] <= STALE_SECONDS
+        return f"running {state.reason}" if alive else None
+
     def _start(self, job: Job[Handle], state: TrialState) -> None:
-        job.attempts, job.started = job.attempts + 1, time.time()
+        job.attempts, job.attempts_before = job.attempts + 1, state.attempts or 0
         try:
             job.handle = self.executor.submit(job.planned)
         except OSError as error:
-            self._fail(job, f"could not be started: {error}")
+            self._fail(job, f"could not be started: {error}", "outside")
             return
         self.progress.running.append(job)
         why = f" ({state.reason})" if state.reason else ""
@@ -159,57 +216,95 @@ class Runner(Generic[Handle]):
         elif code == EXIT_BUSY:
             job.attempts -= 1
             self.progress.elsewhere.append(job)
+        elif cancel_asked(folder):
+            self._end(job, state)
+        elif job.withdrawn:
+            self.progress.left.append(job)
         elif code == EXIT_CANCELLED:
             self._end(job, replace(state, reason="its job was cancelled; a launch submits it again"))
-        elif cause := _from_outside(code):
+        elif cause := from_outside(code):
             if job.attempts <= self.max_retries:
                 self.view.say(f"{name}: {cause}; tried again")
                 self.progress.pending.appendleft(job)
             else:
-                self._fail(job, cause + (f", {job.attempts} times" if job.attempts > 1 else ""))
+                self._fail(job, cause + (f", {job.attempts} times" if job.attempts > 1 else ""), "outside")
         elif code == 0:
-            self._fail(job, "its process ended without an error and without a finished record")
-        elif state.state == "failed" and state.written >= job.started:
+            self._fail(job, "its process ended without an error and without a finished record", "outside")
+        elif state.state == "failed" and (state.attempts or 0) > job.attempts_before:
             self._end(job, state)
         else:
-            self._fail(job, _last_words(job, code))
+            self._fail(job, *last_words(job.planned, code))
 
-    def _fail(self, job: Job[Handle], reason: str) -> None:
-        """Only the launcher knows this reason: leave it where `sweeps.status` finds it."""
-        _write_failure(job.planned, reason)
-        self._end(job, _failed(reason))
+    def _fail(self, job: Job[Handle], reason: str, origin: Origin) -> None:
+        leave_word(job.planned.trial, reason, origin)
+        self._end(job, TrialState("failed", reason, origin))
 
     def _end(self, job: Job[Handle], state: TrialState) -> None:
         job.state = state
         self.progress.done.append(job)
-        if job.attempts or state.state != "finished":
+        if job.attempts or state.state not in ("finished", "failed"):  # these were said by an earlier launch
             loss = f", loss {state.loss_nats:.4f}" if state.state == "finished" else ""
             reason = f": {state.reason}" if state.reason else ""
             self.view.say(f"{job.planned.trial.name}: {state.state}{loss}{reason}")
 
-    def _look_elsewhere(self) -> None:
-        """Trials of other processes: finished, or free to be taken over."""
-        if time.monotonic() - self._looked < ELSEWHERE_SECONDS:
+    def _look_around(self) -> None:
+        """Trials of other processes, finished or free to be taken over; trials that the user cancels."""
+        progress = self.progress
+        files = len(progress.pending) + len(progress.running)
+        if time.monotonic() - self._looked < max(LOOK_SECONDS, files / _FILES_A_SECOND):
             return
         self._looked = time.monotonic()
-        for job in list(self.progress.elsewhere):
-            if self.executor.elsewhere(job.planned) is None:
-                self.progress.elsewhere.remove(job)
-                self.progress.pending.append(job)
+        for job in list(progress.elsewhere):
+            if self._elsewhere(job, read_state(job.planned.trial.folder)) is None:
+                progress.elsewhere.remove(job)
+                progress.pending.append(job)
+        for job in list(progress.pending):
+            if cancel_asked(job.planned.trial.folder):
+                progress.pending.remove(job)
+                self._end(job, read_state(job.planned.trial.folder))
+        for job in progress.running:
+            if cancel_asked(job.planned.trial.folder):
+                self._see_to_cancel(job)
 
-    def _stop_all(self, interrupted: Callable[[], int]) -> None:
+    def _see_to_cancel(self, job: Job[Handle]) -> None:
+        """A trial that trains sees the file itself. One that does not yet, or hangs, needs help."""
+        assert job.handle is not None
+        now = time.monotonic()
+        if job.cancelled_at is None:
+            job.cancelled_at = now
+            if not is_locked(job.planned.trial.folder):
+                self.executor.withdraw(job.handle)
+        elif now - job.cancelled_at > self.grace_seconds:
+            self.view.say(f"{job.planned.trial.name}: does not stop; killed")
+            self.executor.stop(job.handle, force=True)
+            job.cancelled_at = float("inf")
+
+    def _start_no_more(self) -> None:
+        """After too many failures. What waits in a cluster's queue has not started either."""
+        progress = self.progress
+        if progress.pending:
+            progress.left += progress.pending
+            progress.pending.clear()
+        for job in progress.running if self.executor.queues else ():
+            if not job.withdrawn and not is_locked(job.planned.trial.folder):
+                assert job.handle is not None
+                job.withdrawn = True
+                self.executor.withdraw(job.handle)
+
+    def _stop_all(self) -> None:
         """Ask every attempt to write its checkpoint and end; kill what does not within the grace time."""
         handles = self._still_running()
         if not handles:
             return
         for handle in handles:
             self.executor.stop(handle)
-        # Only now: if nobody listens any more, the trials at least have been told.
-        self.view.say(f"stopping: {len(handles)} trials save their checkpoints (interrupt again to kill)")
+        # Only now: if nobody listens any more (a terminal that was closed), the trials have been told.
+        with suppress(OSError, ValueError):
+            self.view.say(f"stopping: {len(handles)} trials save their checkpoints (interrupt again to kill)")
         deadline = time.monotonic() + self.grace_seconds
-        asked = interrupted()
+        asked = self._interrupted()
         while self._still_running():
-            if time.monotonic() > deadline or interrupted() > max(asked, 1):
+            if time.monotonic() > deadline or self._interrupted() > max(asked, 1):
                 for handle in self._still_running():
                     self.executor.stop(handle, force=True)
                 deadline = float("inf")
@@ -250,42 +345,3 @@ class Interrupts:
 
     def __call__(self) -> int:
         return self.count
-
-
-def _from_outside(code: int) -> str | None:
-    """Why an attempt ended, if the reason lies outside of it and another attempt may fare better."""
-    if code == -signal.SIGKILL:
-        return "killed by SIGKILL (out of memory?)"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
-        return "stopped from outside"
-    if code == 255:  # the fork server died and took the exit code with it
-        return "lost"
-    return None
-
-
-def _failed(reason: str) -> TrialState:
-    return TrialState("failed", reason)
-
-
-def _last_words(job: Job[Any], code: int) -> str:
-    """The last line of the log, for an attempt that ended before it could write why."""
-    path = job.planned.trial.folder / LOG_FILE
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        lines = []
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    if code == EXIT_USER_ERROR and said.startswith("error: "):
-        return said.removeprefix("error: ")
-    return f"exit code {code}" + (f": {said[:300]}" if said else "") + f" (see {path})"
-
-
-def _write_failure(planned: PlannedTrial, reason: str) -> None:
-    folder = planned.trial.folder
-    try:
-        with TrialLock(folder):
-            StatusFile(folder, planned.trial.steps).end("failed", reason)
-    except (TrialBusy, RecordError, OSError):
-        pass  # the launcher says it anyway; the file is a courtesy to a later sweeps.status

@@ -20,12 +20,13 @@ from attnres.data.cache import cache_root
 from attnres.errors import UserError
 from attnres.notice import warn
 from attnres.record import write_text_atomic
+from attnres.stop import EXIT_CANCELLED
 from sweeps.executor import in_training
 from sweeps.executor_config import SlurmConfig
 from sweeps.slurm_job import SlurmJob
 from sweeps.slurm_queue import SlurmQueue, cancel, is_active, reason
 from sweeps.study import PlannedTrial, Study
-from sweeps.trial_process import EXIT_CANCELLED, Target, train_trial
+from sweeps.trial_process import Target, train_trial
 
 NOTE_FILE = "slurm.json"  # in a trial's folder: the job that has it in hand
 CONFIRM_SECONDS = 10.0  # a job that left without a word may come back, and its file may be late
@@ -104,6 +105,12 @@ class SlurmExecutor:
         else:
             self._unwanted.append(handle.job)
             self._kill = self._kill or force
+
+    def withdraw(self, handle: SlurmAttempt) -> None:
+        if handle.job is None:
+            self.stop(handle)
+        else:
+            self._unwanted.append(handle.job)
 
     def close(self) -> None:
         """Jobs that were left in the queue go on."""

@@ -1,12 +1,13 @@
-"""What a trial's folder says about it: finished, diverged, failed, running, preempted, stale or missing.
+"""What a trial's folder says about it: pending, running, finished, diverged, failed, preempted, cancelled or
+stale.
 
-Read from the record, the status file and the lock only: never from exit codes, console text or W&B. A torn
-file is named in the reason and otherwise ignored; nothing here raises for what a crash can leave behind.
+Read from the record, the status file, the cancel file and the lock only: never from exit codes, console text
+or W&B. A torn file is named in the reason and otherwise ignored; nothing here raises for what a crash can
+leave behind, and nobody is stopped or started because a clock says that a heartbeat is old.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,25 @@ from typing import Any, Literal
 
 from attnres.errors import RecordError
 from attnres.lock import is_locked
+from attnres.origin import Origin
 from attnres.record import RECORD_FILE, read_trial_record
-from attnres.status import read_status
+from attnres.status import boot_id, heartbeat_age_seconds, read_status
+from attnres.stop import cancel_asked
 
 # Longer than any evaluation or checkpoint of the shipped studies; otherwise a trial writes every two seconds.
 STALE_SECONDS = 120.0
 
-State = Literal["finished", "diverged", "failed", "running", "preempted", "stale", "missing"]
-STATES: tuple[State, ...] = ("finished", "diverged", "failed", "running", "preempted", "stale", "missing")
+State = Literal["finished", "diverged", "failed", "running", "preempted", "cancelled", "stale", "pending"]
+STATES: tuple[State, ...] = (
+    "finished",
+    "diverged",
+    "failed",
+    "running",
+    "preempted",
+    "cancelled",
+    "stale",
+    "pending",
+)
 ENDED = ("finished", "diverged")  # a launch does not run these again
 
 
@@ -31,18 +43,28 @@ class TrialState:
 
     state: State
     reason: str | None = None
+    origin: Origin | None = None  # of a failure: the trial's own, or from outside
     step: int | None = None
     steps: int | None = None
     loss_nats: float | None = None  # validation loss of a finished trial, else of the last training step
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     train_seconds: float | None = None
+    wall_seconds: float | None = None
     attempts: int | None = None
-    written: float = 0.0  # unix seconds, of the file that says so
+    host: str | None = None  # of the last attempt that has spoken
+    pid: int | None = None
+    heartbeat: float | None = None  # unix seconds, by the clock of that host
+    locked: bool = False  # some process that shares locks with this one has it in hand
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a process has it in hand, hung or not."""
+        return self.locked or self.state == "running"
 
 
 def read_state(folder: Path) -> TrialState:
@@ -54,16 +76,19 @@ def read_state(folder: Path) -> TrialState:
     except RecordError as error:
         problems.append(str(error))
     if record is not None and record["status"] in ENDED:
-        return _from_record(record, folder)
+        return _from_record(record)
     try:
         status = read_status(folder)
     except RecordError as error:
         problems.append(str(error))
     if is_locked(folder):
-        return _running(status or {}, problems)
+        return _locked(status or {}, problems)
+    if cancel_asked(folder):
+        reason = f"{_place(status)}a new launch goes on with it"
+        return _from_status("cancelled", status or {}, [*problems, reason])
     if record is not None:
-        return _from_record(record, folder)
-    return _unfinished(status, problems)
+        return _from_record(record)
+    return _unlocked(status, problems)
 
 
 def foreign_trials(study_folder: Path, planned: Iterable[str]) -> list[str]:
@@ -75,53 +100,83 @@ def foreign_trials(study_folder: Path, planned: Iterable[str]) -> list[str]:
     return sorted({path.parent.name for path in paths} - known)
 
 
-def _from_record(record: dict[str, Any], folder: Path) -> TrialState:
+def _from_record(record: dict[str, Any]) -> TrialState:
     validation, timing = record["validation"] or {}, record["timing"]
+    origin = record.get("origin")
     return TrialState(
         state=record["status"],
         reason=record["reason"],
+        origin=origin if origin in ("own", "outside") else None,
         step=record["steps"],
         steps=record["planned_steps"],
         loss_nats=validation.get("loss_nats"),
         tokens_per_second=timing.get("tokens_per_second"),
         train_seconds=timing.get("train_seconds"),
+        wall_seconds=timing.get("wall_seconds"),
         attempts=timing.get("attempts"),
-        written=(folder / RECORD_FILE).stat().st_mtime,
     )
 
 
-def _running(status: dict[str, Any], problems: list[str]) -> TrialState:
-    age = time.time() - status.get("heartbeat", time.time())
-    if age > STALE_SECONDS:
-        problems.append(f"no heartbeat for {age:,.0f} s")
+def _locked(status: dict[str, Any], problems: list[str]) -> TrialState:
+    """Somebody has it in hand. Silence is shown, no more: a hung process may wake, and it has the lock."""
     if status.get("state") not in (None, "running"):
         status = {}  # the last words of an earlier attempt; this one has not spoken yet
-    return _from_status("running", status, problems)
+    age = heartbeat_age_seconds(status) if status else 0.0
+    if age <= STALE_SECONDS:
+        return _from_status("running", status, problems, locked=True)
+    process = f"process {status.get('pid')} on {status.get('host')}"
+    silent = (
+        f"no heartbeat for {age:,.0f} s, but {process} holds its lock (hung, suspended, or in a long step)"
+    )
+    return _from_status("stale", status, [*problems, silent], locked=True)
 
 
-def _unfinished(status: dict[str, Any] | None, problems: list[str]) -> TrialState:
+def _unlocked(status: dict[str, Any] | None, problems: list[str]) -> TrialState:
     if status is None:
-        return _from_status("missing", {}, problems)
-    where = f"step {status.get('step')} of {status.get('steps')}"
-    reasons: dict[str, tuple[State, str]] = {
-        "preempted": ("preempted", f"stopped at {where}; a launch goes on from there"),
-        "failed": ("failed", status.get("reason") or "no reason given"),
-        "running": ("stale", f"its process ended at {where} without a record"),
-    }
+        return _from_status("pending", {}, problems)
     said = status["state"]
+    if said == "running" and _is_alive_elsewhere(status):
+        seen = f"by its heartbeat from {status.get('host')}, whose locks are not seen here"
+        return _from_status("running", status, [*problems, seen])
+    reasons: dict[str, tuple[State, str]] = {
+        "preempted": ("preempted", f"{_place(status)}a launch goes on from there"),
+        "cancelled": ("cancelled", f"{_place(status)}a new launch goes on with it"),
+        "failed": ("failed", status.get("reason") or "no reason given"),
+        "running": ("stale", f"its process ended at {_where(status)} without a record"),
+    }
     state, reason = reasons.get(said, ("failed", f"its status says {said}, but it has no readable record"))
     return _from_status(state, status, list(dict.fromkeys([*problems, reason])))
 
 
-def _from_status(state: State, status: dict[str, Any], problems: list[str]) -> TrialState:
+def _is_alive_elsewhere(status: dict[str, Any]) -> bool:
+    """Between processes of one kernel the lock tells. Another machine may not share its locks with this."""
+    boot = status.get("boot_id")
+    return boot is not None and boot != boot_id() and heartbeat_age_seconds(status) <= STALE_SECONDS
+
+
+def _where(status: dict[str, Any]) -> str:
+    return f"step {status.get('step')} of {status.get('steps')}"
+
+
+def _place(status: dict[str, Any] | None) -> str:
+    return f"stopped at {_where(status)}; " if status is not None else ""
+
+
+def _from_status(
+    state: State, status: dict[str, Any], problems: list[str], locked: bool = False
+) -> TrialState:
     return TrialState(
         state=state,
         reason="; ".join(problems) or None,
+        origin=status.get("origin") if state == "failed" else None,
         step=status.get("step"),
         steps=status.get("steps"),
         loss_nats=status.get("loss_nats"),
         tokens_per_second=status.get("tokens_per_second"),
         eta_seconds=status.get("eta_seconds"),
         attempts=status.get("attempts"),
-        written=status.get("heartbeat", 0.0),
+        host=status.get("host"),
+        pid=status.get("pid"),
+        heartbeat=status.get("heartbeat"),
+        locked=locked,
     )

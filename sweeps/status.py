@@ -19,8 +19,9 @@ USAGE = """
 usage: python -m sweeps.status study=NAME [runs_dir=DIR] [--json] [--config-dir DIR]
 
 The state of each trial that the last launch planned: finished, diverged, failed, running, preempted
-(stopped after a checkpoint), stale (its process is gone without a record) or missing. With any other
-override, or before the first launch, the plan is that of the study's configuration.
+(stopped by a signal, after a checkpoint), cancelled (by sweeps.cancel), stale (its process is gone without a
+record, or gives no sign of life) or pending (never started). With any other override, or before the first
+launch, the plan is that of the study's configuration.
 """
 EXAMPLES = ("python -m sweeps.status study=smoke", "python -m sweeps.status study=smoke --json")
 

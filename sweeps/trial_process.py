@@ -15,13 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from attnres.cli import EXIT_USER_ERROR
 from attnres.data.corpus import PackedCorpus
-from attnres.errors import UserError
-from attnres.lock import TrialBusy
+from attnres.errors import RecordError, UserError
+from attnres.lock import TrialBusy, TrialLock
+from attnres.origin import Origin, origin_of
+from attnres.status import note_failure, read_status
 from attnres.stop import Preempted
 from attnres.trial import Trial
 
@@ -34,7 +37,6 @@ PRELOAD = (
 )
 LOG_FILE = "log.txt"
 EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
-EXIT_CANCELLED = 76  # somebody took the trial out of a cluster's queue: it is not tried again
 
 # What a trial's process calls; it returns the process' exit code. Must be importable by name in the child.
 Target = Callable[[Trial, PackedCorpus], int]
@@ -77,6 +79,25 @@ def attempt(target: Target, trial: Trial, corpus: PackedCorpus, where: str = "")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except Exception as error:
+        if not _has_told(trial):  # it came before the training, which records its own failures
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            leave_word(trial, reason, origin_of(error), attempts=1)
+        raise
+
+
+def leave_word(trial: Trial, reason: str, origin: Origin, attempts: int = 0) -> None:
+    """Why a trial failed, where it could not say it itself, for `sweeps.status` and the next launch."""
+    with suppress(TrialBusy, RecordError, OSError), TrialLock(trial.folder):  # somebody says it anyway
+        note_failure(trial.folder, trial.steps, reason, origin, attempts)
+
+
+def _has_told(trial: Trial) -> bool:
+    try:
+        status = read_status(trial.folder)
+    except RecordError:
+        return False
+    return status is not None and status["state"] == "failed" and status.get("pid") == os.getpid()
 
 
 def redirect(log: Path) -> None:

@@ -110,6 +110,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.progress: Any = None
 
     def say(self, line: str) -> None:
         self.lines.append(line)
@@ -124,11 +125,11 @@ class Notes:
         return [line.removeprefix(f"{name}: ") for line in self.lines if line.startswith(name)]
 
 
-def run_study(study: Study, executor: Executor[Any]) -> Notes:
-    """Launch a study here and now; returns what the launcher said."""
+def run_study(study: Study, executor: Executor[Any], retry_failed: bool = False) -> Notes:
+    """Launch a study here and now; returns what the launcher said, and the end of it."""
     notes = Notes()
     with Interrupts() as interrupts:
-        launch(study, executor, notes, interrupts)
+        notes.progress = launch(study, executor, notes, interrupts, retry_failed=retry_failed)
     return notes
 
 

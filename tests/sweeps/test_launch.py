@@ -31,8 +31,8 @@ from sweeps.study import Study
 from sweeps.trial_process import Target, train_trial
 
 
-def run(study: Study, target: Target = train_trial) -> Notes:
-    return run_study(study, LocalExecutor(1, 20, target))
+def run(study: Study, target: Target = train_trial, retry_failed: bool = False) -> Notes:
+    return run_study(study, LocalExecutor(1, 20, target), retry_failed)
 
 
 def states(study: Study) -> list[str]:
@@ -81,10 +81,16 @@ def test_failures_cost_only_their_own_trial_and_the_next_launch_mends_them(
     for planned, reason in zip(study.trials[:3], reasons[:3], strict=True):
         assert f"{planned.trial.name}: failed: {reason}" in printed
     before = (finished.trial.folder / "record.json").stat().st_mtime_ns
+    origins = [read_state(planned.trial.folder).origin for planned in study.trials]
+    assert origins == ["outside", "own", "outside", None]
+    # What failed of its own is left as it is, unless the user wants it.
     again = run(study)
-    assert states(study) == ["finished"] * 4
+    assert states(study) == ["finished", "failed", "finished", "finished"]
     assert (finished.trial.folder / "record.json").stat().st_mtime_ns == before
-    assert not again.about(finished.trial.name)
+    assert not again.about(finished.trial.name) and not again.about(raised.trial.name)
+    assert "no such luck" in (read_state(raised.trial.folder).reason or "")
+    run(study, retry_failed=True)
+    assert states(study) == ["finished"] * 4
 
 
 def test_a_killed_trial_is_tried_again(workplace: Workplace) -> None:
@@ -181,7 +187,7 @@ def test_interrupts_are_counted_and_an_ignored_signal_stays_ignored() -> None:
 
 def test_workers_default_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.config.available_cores", lambda: 6)
-    settings = LaunchConfig(workers=None, max_retries=2, grace_seconds=1, report_seconds=1)
+    settings = LaunchConfig(None, 2, 1, 1, "continue", None)
     assert [settings.worker_count(threads) for threads in (1, 2, 4, 8)] == [6, 3, 1, 1]
 
 

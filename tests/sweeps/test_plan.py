@@ -42,7 +42,7 @@ def test_plan_numbers(workplace: Workplace, capsys: pytest.CaptureFixture[str]) 
     assert [trial["seconds"] for trial in data["trials"]] == [2 + 40 * 0.25 + 96 * 0.5] * 8
     assert data["totals"]["wall_seconds"] == 3 * 60  # 8 trials of 60 s on 3 workers
     assert data["totals"]["flops"] == sum(planned.flops for planned in study.trials)
-    assert {trial["state"] for trial in data["trials"]} == {"missing"}
+    assert {trial["state"] for trial in data["trials"]} == {"pending"}
     assert not study.folder.exists()  # a plan launches and writes nothing
 
 

@@ -11,6 +11,8 @@ from sweeps_support import Workplace
 
 from attnres.cli import run_command
 from attnres.lock import TrialLock
+from attnres.status import boot_id, note_failure, uptime_seconds
+from attnres.stop import ask_to_cancel, forget_cancel
 from sweeps import status
 from sweeps.state import foreign_trials, read_state
 from sweeps.study import write_study
@@ -38,9 +40,9 @@ def write_status(folder: Path, **fields: object) -> None:
     (folder / "status.json").write_text(json.dumps(STATUS | fields))
 
 
-def test_nothing_there_is_missing(tmp_path: Path) -> None:
-    assert read_state(tmp_path / "nowhere").state == "missing"
-    assert read_state(tmp_path).state == "missing"
+def test_nothing_there_is_pending(tmp_path: Path) -> None:
+    assert read_state(tmp_path / "nowhere").state == "pending"
+    assert read_state(tmp_path).state == "pending"
 
 
 def test_a_held_lock_is_running_and_an_old_heartbeat_is_shown(tmp_path: Path) -> None:
@@ -50,14 +52,56 @@ def test_a_held_lock_is_running_and_an_old_heartbeat_is_shown(tmp_path: Path) ->
         assert (state.state, state.reason, state.step, state.loss_nats) == ("running", None, 12, 2.5)
         write_status(tmp_path, heartbeat=time.time() - 500)
         state = read_state(tmp_path)
-        assert state.state == "running"
-        assert state.reason == "no heartbeat for 500 s"
+        assert (state.state, state.locked, state.at_work) == ("stale", True, True)
+        assert state.reason is not None
+        assert state.reason.startswith("no heartbeat for 500 s, but process 1 on here holds its lock")
 
 
-def test_a_clock_that_jumped_back_is_no_stale_heartbeat(tmp_path: Path) -> None:
-    write_status(tmp_path, heartbeat=time.time() + 1e6)
+@pytest.mark.parametrize("jump", [1e6, -1e6])
+def test_a_clock_that_jumped_is_no_stale_heartbeat(tmp_path: Path, jump: float) -> None:
+    now = {"boot_id": boot_id(), "uptime_seconds": uptime_seconds()}
+    write_status(tmp_path, heartbeat=time.time() + jump, **now)
     with TrialLock(tmp_path):
-        assert read_state(tmp_path).reason is None
+        assert (read_state(tmp_path).state, read_state(tmp_path).reason) == ("running", None)
+    write_status(tmp_path, heartbeat=time.time(), boot_id=boot_id(), uptime_seconds=uptime_seconds() - 500)
+    with TrialLock(tmp_path):
+        assert read_state(tmp_path).state == "stale"
+
+
+def test_a_fresh_heartbeat_of_a_machine_whose_locks_are_not_seen_is_running(tmp_path: Path) -> None:
+    write_status(tmp_path, heartbeat=time.time(), boot_id="of another machine")
+    state = read_state(tmp_path)
+    assert (state.state, state.locked, state.at_work) == ("running", False, True)
+    assert "whose locks are not seen here" in (state.reason or "")
+    write_status(tmp_path, heartbeat=time.time() - 500, boot_id="of another machine")
+    assert read_state(tmp_path).state == "stale"
+    # The lock tells for sure between processes of one machine, however fresh the heartbeat.
+    write_status(tmp_path, heartbeat=time.time(), boot_id=boot_id(), uptime_seconds=uptime_seconds())
+    assert read_state(tmp_path).state == "stale"
+
+
+def test_a_cancel_file_is_cancelled_once_nobody_trains(tmp_path: Path) -> None:
+    ask_to_cancel(tmp_path)
+    assert read_state(tmp_path).state == "cancelled"
+    write_status(tmp_path, heartbeat=time.time())
+    with TrialLock(tmp_path):
+        assert read_state(tmp_path).state == "running"
+    found = read_state(tmp_path)
+    assert (found.state, found.step) == ("cancelled", 12)
+    assert found.reason == "stopped at step 12 of 40; a new launch goes on with it"
+    forget_cancel(tmp_path)
+    assert read_state(tmp_path).state == "stale"
+
+
+def test_the_origin_of_a_failure_is_told(tmp_path: Path) -> None:
+    write_status(tmp_path, state="failed", reason="no luck", origin="own")
+    assert read_state(tmp_path).origin == "own"
+    note_failure(tmp_path, 40, "killed by SIGKILL", "outside")
+    found = read_state(tmp_path)
+    assert (found.origin, found.reason, found.step, found.attempts) == ("outside", "killed by SIGKILL", 12, 1)
+    note_failure(tmp_path / "new", 40, "could not be started", "outside")
+    found = read_state(tmp_path / "new")
+    assert (found.state, found.attempts, found.steps) == ("failed", 0, 40)
 
 
 def test_a_new_attempt_does_not_show_the_words_of_the_last_one(tmp_path: Path) -> None:
@@ -72,6 +116,7 @@ def test_a_new_attempt_does_not_show_the_words_of_the_last_one(tmp_path: Path) -
     [
         ("running", "stale", "its process ended at step 12 of 40 without a record"),
         ("preempted", "preempted", "stopped at step 12 of 40; a launch goes on from there"),
+        ("cancelled", "cancelled", "stopped at step 12 of 40; a new launch goes on with it"),
         ("failed", "failed", "out of luck"),
         ("finished", "failed", "its status says finished, but it has no readable record"),
     ],
@@ -89,7 +134,7 @@ def test_torn_files_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "record.json").write_text(text, encoding="latin-1")
     (tmp_path / "status.json").write_text(text, encoding="latin-1")
     found = read_state(tmp_path)
-    assert found.state == "missing"
+    assert found.state == "pending"
     assert found.reason is not None
     assert "record.json" in found.reason and "status.json" in found.reason
     assert "\n" not in found.reason
@@ -117,14 +162,14 @@ def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
     after = capsys.readouterr().out
     assert before == after
-    assert "2 planned: 1 preempted, 1 missing" in after
+    assert "2 planned: 1 preempted, 1 pending" in after
     assert "1 other trial folders are not in this plan" in after
     assert "stopped at step 12 of 40" in after
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["counts"]["missing"] == 1
+    assert data["counts"]["pending"] == 1
     assert data["foreign"] == ["0123456789ab"]
-    assert [trial["state"] for trial in data["trials"]] == ["preempted", "missing"]
+    assert [trial["state"] for trial in data["trials"]] == ["preempted", "pending"]
 
 
 def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

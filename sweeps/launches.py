@@ -1,0 +1,135 @@
+"""Launches that are running: a note of each in runs_dir/<study>/launches, which others find.
+
+Whoever holds the lock in a note's folder is alive; a launch that was killed leaves a note that nobody holds,
+and the next launch sweeps it away. Trials do not depend on any of this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnres.lock import TrialLock, is_locked
+from attnres.notice import warn
+from attnres.record import write_text_atomic
+from attnres.status import boot_id, heartbeat_age_seconds, uptime_seconds
+from sweeps.state import STALE_SECONDS
+
+LAUNCHES_FOLDER = "launches"
+_NOTE_FILE = "launch.json"
+SECONDS_BETWEEN_WRITES = 2.0
+_FORGET_SECONDS = 86_400.0  # a silent launch of another machine, whose lock may not be seen here
+
+
+@dataclass(frozen=True)
+class LaunchNote:
+    """A launch that is alive, as its note says."""
+
+    pid: int
+    host: str
+    started: float  # unix seconds
+    detached: bool
+    executor: str
+    pending: tuple[str, ...]  # ids of trials that it has not started yet
+    running: tuple[str, ...]  # that it has started or submitted
+    elsewhere: tuple[str, ...]  # that it waits for, in the hands of another process
+    done: int
+    eta_seconds: float | None
+
+    @property
+    def who(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def trials(self) -> tuple[str, ...]:
+        """Ids of all that it has not done yet."""
+        return (*self.pending, *self.running, *self.elsewhere)
+
+
+class LaunchFile:
+    """Context manager around a launch: its own note."""
+
+    def __init__(self, study_folder: Path, executor: str, detached: bool = False) -> None:
+        self.folder = study_folder / LAUNCHES_FOLDER / f"{socket.gethostname()}-{os.getpid()}"
+        self._lock = TrialLock(self.folder)
+        self._fields: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "boot_id": boot_id(),
+            "started": time.time(),
+            "detached": detached,
+            "executor": executor,
+        }
+        self._written = -SECONDS_BETWEEN_WRITES
+        self._warned = False
+
+    def __enter__(self) -> LaunchFile:
+        _sweep(self.folder.parent)
+        self._lock.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.__exit__(None, None, None)
+
+    def due(self) -> bool:
+        return time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES
+
+    def write(self, **moment: Any) -> None:
+        """`pending`, `running`, `elsewhere` (ids), `done` and `eta_seconds`, with a heartbeat."""
+        self._written = time.monotonic()
+        alive = {"heartbeat": time.time(), "uptime_seconds": uptime_seconds()}
+        try:
+            write_text_atomic(self.folder / _NOTE_FILE, json.dumps(self._fields | alive | moment) + "\n")
+        except OSError as error:  # a full disk: the launch goes on
+            if not self._warned:
+                warn(f"{self.folder}: {error.strerror}: the launch is not shown to others")
+            self._warned = True
+
+
+def running_launches(study_folder: Path) -> list[LaunchNote]:
+    """Launches of a study that are alive, the oldest first. A torn note is passed over."""
+    notes = []
+    for path in (study_folder / LAUNCHES_FOLDER).glob(f"*/{_NOTE_FILE}"):
+        fields = _read(path)
+        if fields is not None and _is_alive(path.parent, fields):
+            with suppress(KeyError, TypeError):
+                notes.append(_note(fields))
+    return sorted(notes, key=lambda note: note.started)
+
+
+def _note(fields: Mapping[str, Any]) -> LaunchNote:
+    values = {name: fields[name] for name in LaunchNote.__dataclass_fields__}
+    return LaunchNote(**values | {name: tuple(values[name]) for name in ("pending", "running", "elsewhere")})
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _is_alive(folder: Path, fields: Mapping[str, Any]) -> bool:
+    """By its lock; by its heartbeat where it is of another machine, whose locks may not be seen here."""
+    if is_locked(folder):
+        return True
+    return fields.get("boot_id") != boot_id() and heartbeat_age_seconds(fields) <= STALE_SECONDS
+
+
+def _sweep(folder: Path) -> None:
+    """Remove notes of launches that are dead for sure."""
+    for note in folder.glob("*"):
+        fields = _read(note / _NOTE_FILE) or {}
+        ours = fields.get("boot_id") == boot_id()
+        if not is_locked(note) and (ours or heartbeat_age_seconds(fields) > _FORGET_SECONDS):
+            shutil.rmtree(note, ignore_errors=True)
