@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.notice import warn
+from attnres.record import write_text_atomic
 
 METRICS_FILE = "metrics.jsonl"
 TIMING_KEYS = ("tokens_per_second", "train_seconds")  # may differ between two runs of one trial
@@ -30,16 +31,9 @@ class MetricsFile:
     def __init__(self, folder: Path, resume: Mapping[str, Any] | None) -> None:
         self.path = folder / METRICS_FILE
         self._pending: list[str] = list(resume["pending"]) if resume else []
-        self._good_bytes = int(resume["bytes"]) if resume else 0
+        self._good_bytes = keep_whole_rows(self.path, int(resume["bytes"])) if resume else 0
         self._warned = False
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._handle).st_size
-        if size < self._good_bytes:
-            warn(
-                f"{self.path}: has {size} bytes of the {self._good_bytes} that the checkpoint knows; "
-                "the rows between are gone, the record is not touched by this"
-            )
-            self._good_bytes = size
         self._cut()
 
     @property
@@ -96,6 +90,35 @@ class MetricsFile:
         if not self._warned:
             warn(f"{self.path}: {error.strerror}: training goes on; rows are kept and tried again")
         self._warned = True
+
+
+def keep_whole_rows(path: Path, size: int) -> int:
+    """Take torn rows out of the first `size` bytes, with a warning; returns how many bytes are left.
+
+    A disk that lost power may keep a file's length and not its content.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(size)
+    except FileNotFoundError:
+        data = b""
+    whole = b"".join(line + b"\n" for line in data.split(b"\n")[:-1] if _is_row(line))
+    if len(whole) < size:
+        warn(
+            f"{path}: {len(whole)} bytes of the {size} that the checkpoint knows are whole rows; "
+            "the other rows are gone, the record is not touched by this"
+        )
+    if whole != data:
+        write_text_atomic(path, whole.decode())
+    return len(whole)
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and "step" in row
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -179,7 +179,8 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
         argument: value for variable, (argument, value) in ours.items() if variable not in environment
     }
     # The client's own settings too: from them it decides whether to report on itself over the network.
-    wandb.setup(wandb.Settings(mode=mode))
+    own: dict[str, Any] = {"mode": mode}
+    wandb.setup(wandb.Settings(**own))
     run = wandb.init(
         dir=str(root),
         id=run_id,

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from attnres.lock import is_locked
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import PRELOAD, Target, main, train_trial
+from sweeps.trial_process import LOG_FILE, PRELOAD, Target, main, open_log, train_trial
 
 Handle = TypeVar("Handle")
 
@@ -83,6 +83,8 @@ class LocalExecutor:
         return in_training(planned)
 
     def submit(self, planned: PlannedTrial) -> ForkServerProcess:
+        # The process could tell nobody that it has no log: try here.
+        os.close(open_log(planned.trial.folder / LOG_FILE))
         arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)
         process = self._context.Process(target=main, args=arguments, name=planned.trial.name)
         process.start()

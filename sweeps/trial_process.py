@@ -100,11 +100,15 @@ def _has_told(trial: Trial) -> bool:
     return status is not None and status["state"] == "failed" and status.get("pid") == os.getpid()
 
 
+def open_log(log: Path) -> int:
+    """A descriptor that appends to the log. Raises OSError for a folder that cannot be written."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
 def redirect(log: Path) -> None:
     """stdin from nowhere (nothing may wait for an answer), stdout and stderr to the trial's log."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nowhere, output = os.open(os.devnull, os.O_RDONLY), open_log(log)
     os.dup2(nowhere, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

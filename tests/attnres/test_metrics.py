@@ -45,6 +45,20 @@ def test_rows_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.CaptureF
     assert read_rows(tmp_path / METRICS_FILE) == [{"step": 9}]
 
 
+@pytest.mark.parametrize("torn", [b"\x00" * 12, b"\xff{}", b'{"step": ', b"[1]", b"7"])
+def test_torn_rows_are_taken_out_and_the_others_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], torn: bytes
+) -> None:
+    content = b'{"step": 0}\n' + torn + b'\n{"step": 1}\n{"st'
+    (tmp_path / METRICS_FILE).write_bytes(content)
+    metrics = MetricsFile(tmp_path, {"bytes": len(content), "pending": []})
+    metrics.write({"step": 2})
+    metrics.close()
+    assert read_rows(tmp_path / METRICS_FILE) == rows(3)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert METRICS_FILE in warning and f"24 bytes of the {len(content)}" in warning
+
+
 def test_rows_wait_for_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = MetricsFile(tmp_path, None)
     metrics.write({"step": 0})
