@@ -98,4 +98,5 @@ def cancel_asked(folder: Path) -> bool:
 
 def forget_cancel(folder: Path) -> None:
     """The trial is wanted again."""
-    (folder / CANCEL_FILE).unlink(missing_ok=True)
+    if (folder / CANCEL_FILE).exists():  # a read-only folder refuses even what is not there
+        (folder / CANCEL_FILE).unlink(missing_ok=True)
