@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,9 +15,15 @@ EXIT_USER_ERROR = 2
 
 
 def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
-    """Call `main(argv)`; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    """Call `main(argv)`; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130.
+
+    Output that cannot be written (a full disk, a closed stdout) is an error too, exit code 1.
+    """
     try:
-        return main(list(sys.argv[1:] if argv is None else argv))
+        _open_standard_files()
+        code = main(list(sys.argv[1:] if argv is None else argv))
+        _flush()  # here, where a full disk still can be told; at exit Python would only mumble
+        return code
     except UserError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -27,7 +36,44 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
     except OSError as error:  # full disk, read-only folder, missing file: the path, and no traceback
         said = f"{error.filename or 'operating system'}: {error.strerror or error}"
         print(f"error: {one_line(said)}", file=sys.stderr)
+        _drop_output()
         return 1
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Stands for a stdout that was closed (`>&-`): printing to it is not done in silence."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "is closed, and there is something to print", "standard output")
+
+
+def _open_standard_files() -> None:
+    """Where stdin, stdout or stderr is closed, no other file may get its number: prints would go into it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+
+
+def _drop_output() -> None:
+    """What a full disk did not take would be tried again at exit, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def one_line(text: str) -> str:

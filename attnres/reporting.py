@@ -4,11 +4,11 @@ Torch-free.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from attnres.eta import Eta
 from attnres.notice import warn
 from attnres.progress import open_progress
 from attnres.run_state import RunState
@@ -33,7 +33,7 @@ class Reporter:
         # What W&B is told at the end: a summary and an exit code. It is that of a failure until there is a
         # record.
         self.outcome: tuple[Mapping[str, Any], int] = ({"status": "failed"}, 1)
-        self._started_at = (time.monotonic(), state.step)
+        self.eta = Eta(trial, state.step, state.clock.seconds)
         self._last_row = (state.clock.seconds["train"], state.step)
         self._logged = frozenset(trial.evaluation_steps) | {1}  # besides every log_every_steps
         if state.step:
@@ -55,7 +55,8 @@ class Reporter:
                 "train_seconds": train_seconds,
             }
             self.tracking.log(self._row("train", row))
-        tokens_per_second, eta_seconds = self._speed()
+        tokens_per_second = state.step * trial.batch_tokens / state.clock.seconds["train"]
+        eta_seconds = self._eta_seconds()
         self.status.update(
             step=state.step,
             tokens=state.step * trial.batch_tokens,
@@ -63,10 +64,11 @@ class Reporter:
             tokens_per_second=tokens_per_second,
             eta_seconds=eta_seconds,
         )
-        self.view.update(state.step, state.recent_loss_nats, tokens_per_second, eta_seconds)
+        self.view.update(state.step, state.recent_loss_nats, tokens_per_second, eta_seconds or 0.0)
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """After an evaluation; `row` is the record's."""
+        self.eta.evaluated(row["step"])
         values = {key: value for key, value in row.items() if key not in ("step", "tokens")}
         self.tracking.log(self._row("evaluation", values))
         error = row["standard_error"]
@@ -80,9 +82,16 @@ class Reporter:
         self.tracking.log(self._row("diverged", {"reason": reason}))
         warn(f"{self.trial.name}: diverged: {reason}")
 
-    def heartbeat(self) -> None:
-        """Still alive, in the middle of something long."""
-        self.status.update(step=self.state.step, tokens=self.state.step * self.trial.batch_tokens)
+    def heartbeat(self, windows: int = 0) -> None:
+        """Still alive, in the middle of something long: an evaluation that has read so many more windows."""
+        self.eta.evaluating(windows)
+        moment: dict[str, Any] = {
+            "step": self.state.step,
+            "tokens": self.state.step * self.trial.batch_tokens,
+        }
+        if (eta_seconds := self._eta_seconds()) is not None:
+            moment["eta_seconds"] = eta_seconds
+        self.status.update(**moment)
 
     def metrics_state(self) -> dict[str, Any]:
         """What the checkpoint keeps of metrics.jsonl."""
@@ -109,10 +118,7 @@ class Reporter:
         flops = self.trial.counts.flops_per_token * tokens
         return {"kind": kind, "step": self.state.step, "tokens": tokens, "flops": flops, **values}
 
-    def _speed(self) -> tuple[float, float]:
-        """Training tokens per second over the whole run, and the seconds left at this attempt's pace."""
-        started, first_step = self._started_at
-        seconds_per_step = (time.monotonic() - started) / (self.state.step - first_step)
-        tokens = self.state.step * self.trial.batch_tokens
-        left = self.trial.steps - self.state.step
-        return tokens / self.state.clock.seconds["train"], left * seconds_per_step
+    def _eta_seconds(self) -> float | None:
+        """Seconds left at this attempt's pace."""
+        evaluations = self.state.evaluations
+        return self.eta.left(self.state.step, evaluations[-1]["step"] if evaluations else -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from attnres import multirun
@@ -17,6 +18,7 @@ from attnres.compose import compose_trial
 from attnres.config import TrialConfig
 from attnres.data import sampler
 from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.errors import UserError
 from attnres.evaluate import evaluation_row, open_validation, summarise
 from attnres.folder import finished_record, prepare_folder
 from attnres.lock import TrialLock, is_locked
@@ -25,6 +27,7 @@ from attnres.origin import origin_of
 from attnres.outcome import make_record, summary
 from attnres.record import RECORD_FILE, write_record
 from attnres.reporting import Reporter
+from attnres.resume import check_same, read_config
 from attnres.run_state import Diverged, RunState
 from attnres.status import StatusFile
 from attnres.stop import Cancelled, Preempted, StopSignals, cancel_asked, forget_cancel
@@ -93,7 +96,7 @@ def _train(
 
     def evaluate(final: bool) -> None:
         def after_each() -> None:
-            reporter.heartbeat()
+            reporter.heartbeat(learner.microbatch_size)
             signals.check()
 
         with clock.measure("evaluation"):
@@ -169,12 +172,17 @@ def _record_failure(
     status.end("failed", reason, origin, step=state.step)
 
 
-def run(config: TrialConfig) -> int:
-    """Open the corpus, resolve, train, and say what came out. Returns the exit code of the trial."""
+def run(config: TrialConfig, folder: Path | None = None) -> int:
+    """Open the corpus, resolve, train, and say what came out. Returns the exit code of the trial.
+
+    UserError if it is not the trial of `folder`, where that is given.
+    """
     corpus = open_corpus(
         config.data, config.model.context, lambda line: print(line, file=sys.stderr, flush=True)
     )
     trial = resolve(config, corpus)
+    if folder is not None:
+        check_same(folder, trial)
     for warning in trial.warnings:
         warn(warning)
     if not is_locked(trial.folder):
@@ -204,12 +212,14 @@ def _result(record: dict[str, Any]) -> str:
 _USAGE = """
 usage: python -m attnres.train [key=value ...] [--config-dir DIR]
        python -m attnres.train -m key=value1,value2 ...
+       python -m attnres.train --resume FOLDER
 
 Train one model, or with -m every combination, one after the other in this process. A trial that has a record
 is not trained again; one that was stopped continues from its checkpoint. Exit code: 0 finished, 3 diverged, 2
 a mistake in the settings, 1 failed, 143 or 130 stopped by a signal after a checkpoint, 76 by sweeps.cancel.
 
   --config-dir DIR   a folder of your own with group/name.yaml files
+  --resume FOLDER    the trial of this folder, from its config.yaml and its checkpoint, whatever stopped it
   -m, --multirun     several values per key; --cfg job, --info and Hydra's other flags work too (--hydra-help)
 """
 _GROUPS = ("model", "residual", "data", "optim", "schedule", "budget", "runtime", "tracking")
@@ -218,6 +228,7 @@ _EXAMPLES = (
     "python -m attnres.train model=cpu_100k residual=attnres_block residual.num_blocks=4 seed=1",
     "python -m attnres.train budget=tokens budget.tokens=500_000 tracking=none",
     "python -m attnres.train data=text_files data.path=my_texts",
+    "python -m attnres.train --resume runs/single/0123456789ab",
     "python -m attnres.train -m residual=prenorm,attnres_full seed=0,1",
 )
 
@@ -229,8 +240,12 @@ def main(argv: list[str]) -> int:
         return 0
     if multirun.wants_hydra(argv):
         return multirun.run_hydra(argv, run)
-    extra_dir = take_option(argv, "--config-dir")
+    extra_dir, folder = take_option(argv, "--config-dir"), take_option(argv, "--resume")
     reject_options(argv)
+    if folder is not None:
+        if argv:
+            raise UserError(f"--resume={folder}: is all that is needed; {argv[0]} would make another trial")
+        return run(read_config(Path(folder)), Path(folder))
     return run(compose_trial(argv, extra_dir))
 
 

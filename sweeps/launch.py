@@ -10,18 +10,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.errors import UserError
 from attnres.stop import forget_cancel
 from sweeps.calibration import known
 from sweeps.capacity import capacity
+from sweeps.detach import LOG_FILE, Detached, detach
 from sweeps.executor import Executor
 from sweeps.executors import open_executor
 from sweeps.launches import LaunchFile
-from sweeps.live import NotedView, StudyEta, open_watch
+from sweeps.live import NotedView, Watch, open_screen
 from sweeps.memory_need import memory_warnings
 from sweeps.plan import GROUPS, say, warnings
-from sweeps.runner import FailurePolicy, Interrupts, Progress, Runner, View, launch_order
+from sweeps.runner import FailurePolicy, Interrupts, Progress, Runner, View, launch_order, signals_as_exit
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
+from sweeps.study_eta import StudyEta
 from sweeps.table import duration
 from sweeps.trial_ids import choose
 
@@ -46,12 +49,14 @@ signal. docs/launching.md has more.
                     (the same as launch.on_failure=W)
   --max-failures N  start no more after N failed trials; those that run go on to their end
                     (the same as launch.max_failures=N)
+  --detach          in the background, beyond the end of this shell: returns once it has begun
   --config-dir DIR  your own YAML files, DIR/study/NAME.yaml among them
 """
 EXAMPLES = (
     "python -m sweeps.launch study=smoke",
     "python -m sweeps.launch study=scaling_law launch.workers=4 tracking=none",
     "python -m sweeps.launch study=mine --config-dir my_configs",
+    "python -m sweeps.launch study=scaling_law --detach",
     "python -m sweeps.launch study=smoke --trial 3f9a,8c21",
     "python -m sweeps.launch study=paper executor=slurm executor.partition=gpu executor.time_minutes=240",
     "python -m sweeps.launch study=smoke executor=ray executor.address=auto",
@@ -67,6 +72,7 @@ def launch(
     interrupts: Interrupts,
     trials: Sequence[PlannedTrial] | None = None,
     retry_failed: bool = False,
+    background: Detached | None = None,
 ) -> Progress[Any]:
     """Run a study's trials, or some of them, on an executor, watched. Writes study.json first."""
     trials = study.trials if trials is None else trials
@@ -76,10 +82,15 @@ def launch(
     settings = study.config.launch
     policy = FailurePolicy(settings.on_failure, settings.max_failures, retry_failed)
     workers = _workers(study, executor) or len(study.trials)
-    with LaunchFile(study.folder, study.config.executor.name) as note:
-        noted = NotedView(watch, note, _eta(study, executor))
+    started = background.started if background else lambda: None
+    with LaunchFile(study.folder, study.config.executor.name, background is not None) as note:
+        ids = [planned.trial.id for planned in trials]
+        note.write(pending=ids, running=[], elsewhere=[], done=0, eta_seconds=None)
+        noted = NotedView(watch, note, _eta(study, executor), started)
         runner = Runner(executor, noted, workers, settings.max_retries, settings.grace_seconds, policy)
-        return runner.run(launch_order(trials), interrupts)
+        progress = runner.run(launch_order(trials), interrupts)
+    started()
+    return progress
 
 
 def main(argv: list[str]) -> int:
@@ -91,20 +102,44 @@ def main(argv: list[str]) -> int:
     for option, key in SPELLINGS.items():
         if (value := take_option(argv, option)) is not None:
             argv.append(f"{key}={value}")
+    detached = take_flag(argv, "--detach")
     reject_options(argv)
+    sys.stdout.write("")  # a closed stdout is an error now, not after an hour
     started = time.monotonic()
     study = load_study(argv, config_dir, say)
     trials = chosen_trials(study, words)
     for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")
-    executor = open_executor(study)
-    with Interrupts(heeded(executor)) as interrupts:
-        watch = open_watch(_eta(study, executor), study.config.launch.report_seconds)
-        try:
-            progress = launch(study, executor, watch, interrupts, trials, retry_failed)
-        finally:
-            watch.close()
+    background = detach(study.folder, study.name) if detached else None
+    if isinstance(background, int):
+        _print_detached(study, background)
+        return 0
+    try:
+        with signals_as_exit():
+            executor = open_executor(study)
+        with Interrupts(heeded(executor)) as interrupts:
+            eta = _eta(study, executor)
+            watch = Watch(open_screen(study.config.launch.report_seconds), eta)
+            try:
+                progress = launch(study, executor, watch, interrupts, trials, retry_failed, background)
+            finally:
+                watch.close()
+    except UserError as error:
+        if background:
+            background.failed(str(error))
+        raise
     return report(study, time.monotonic() - started, interrupts.first, progress, trials)
+
+
+def _print_detached(study: Study, pid: int) -> None:
+    where = _where(study)
+    print(f"study {study.name}: launched in the background, process {pid}; log: {study.folder / LOG_FILE}")
+    print(f"watch it: python -m sweeps.status study={study.name}{where} --watch")
+    print(f"stop it:  python -m sweeps.cancel study={study.name}{where}   (the trials save checkpoints)")
+
+
+def _where(study: Study) -> str:
+    return "" if study.config.runs_dir == "runs" else f" runs_dir={study.config.runs_dir}"
 
 
 def chosen_trials(study: Study, words: str | None) -> Sequence[PlannedTrial]:
@@ -148,9 +183,8 @@ def report(
         return 128 + interrupted_by
     for line in _left(study, states, progress):
         print(line)
-    where = "" if study.config.runs_dir == "runs" else f" runs_dir={study.config.runs_dir}"
     if finished:
-        print(f"next: python -m analysis.report study={study.name}{where}")
+        print(f"next: python -m analysis.report study={study.name}{_where(study)}")
     return 0 if finished == len(states) else 1
 
 

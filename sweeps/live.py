@@ -1,11 +1,16 @@
-"""Watching a launch: one live table on a terminal, one line per interval on a pipe."""
+"""Watching trials: one live table on a terminal, one line per interval on a pipe.
+
+A `Moment` is what there is to see; a launch makes it of its own progress, `sweeps.status --watch` of what is
+in the study's folder.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,69 +20,82 @@ from rich.text import Text
 from sweeps.launches import LaunchFile
 from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
+from sweeps.study_eta import StudyEta
 from sweeps.table import duration
 
 REFRESH_SECONDS = 1.0
+_FILES_A_SECOND = 50  # that a table asks a file system for
+_AROUND_TABLE = 8  # lines of a terminal besides the rows
 
 
-class StudyEta:
-    """Time left for a study, from each trial's own ETA, calibrations, and what finished trials took."""
+@dataclass(frozen=True)
+class Moment:
+    """A study at one moment."""
 
-    def __init__(self, seconds: Mapping[str, float], workers: int | None) -> None:
-        self.seconds = seconds  # by trial id, estimated before
-        self.workers = workers  # None: a cluster's queue decides; as many as run at this moment
+    running: tuple[tuple[str, TrialState], ...]  # name and state of trials that somebody trains
+    done: int  # ended, failed or cancelled
+    failed: int  # of these: failed or diverged
+    queued: int  # in a cluster's queue
+    waiting: int  # in a launch
+    elsewhere: int  # trained by another process than the launch
+    left: int  # nobody is about to start them
+    eta_seconds: float | None
 
-    def left(self, progress: Progress[Any], states: Mapping[str, TrialState]) -> float | None:
-        """Seconds until all that this launch runs is done; None while nothing is known."""
-        rate = self._seconds_per_flop(progress, states)
-        parts = [self._left(job, states.get(job.planned.trial.id), rate) for job in progress.running]
-        parts += [self._left(job, None, rate) for job in progress.pending]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        workers = self.workers or sum(state.state == "running" for state in states.values())
-        return max([sum(known) / max(1, workers), *known[: len(progress.running)]], default=0.0)
+    @property
+    def trials(self) -> int:
+        return self.done + len(self.running) + self.queued + self.waiting + self.elsewhere + self.left
 
-    def _left(self, job: Job[Any], state: TrialState | None, rate: float | None) -> float | None:
-        if state is not None and state.eta_seconds is not None:
-            return state.eta_seconds
-        whole = self.seconds.get(job.planned.trial.id)
-        if whole is None and rate is not None:
-            whole = rate * job.planned.flops
-        if whole is None or state is None or state.step is None:
-            return whole
-        return whole * (1 - state.step / job.planned.trial.steps)
 
-    def _seconds_per_flop(self, progress: Progress[Any], states: Mapping[str, TrialState]) -> float | None:
-        seconds = flops = 0.0
-        for job in progress.done:
-            if job.state is not None and job.state.train_seconds:
-                seconds, flops = seconds + job.state.train_seconds, flops + job.planned.flops
-        for job in progress.running:
-            state = states.get(job.planned.trial.id)
-            if state is not None and state.tokens_per_second:
-                trial = job.planned.trial
-                seconds, flops = seconds + trial.tokens / state.tokens_per_second, flops + job.planned.flops
-        return seconds / flops if flops else None
+def moment_of(progress: Progress[Any], eta: StudyEta) -> Moment:
+    """A launch, now."""
+    states = running_states(progress)
+    rows = [(job.planned.trial.name, states[job.planned.trial.id]) for job in progress.running]
+    shown = [row for row in rows if row[1].at_work or not progress.queues]
+    return Moment(
+        running=tuple(shown),
+        done=len(progress.done),
+        failed=len(progress.failures),
+        queued=len(rows) - len(shown),
+        waiting=len(progress.pending),
+        elsewhere=len(progress.elsewhere),
+        left=len(progress.left),
+        eta_seconds=eta.left(progress, states),
+    )
+
+
+def running_states(progress: Progress[Any]) -> dict[str, TrialState]:
+    return {job.planned.trial.id: read_state(job.planned.trial.folder) for job in progress.running}
+
+
+class Screen(Protocol):
+    """Where moments are shown, each at its time."""
+
+    def due(self, trials: int = 1) -> bool:
+        """Whether it is time for another moment, of so many running trials."""
+
+    def show(self, moment: Moment) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Lines:
     """Events as they come, and where the study is at an interval."""
 
-    def __init__(self, eta: StudyEta, seconds: float) -> None:
-        self.eta, self.seconds = eta, seconds
+    def __init__(self, seconds: float, at_once: bool = False) -> None:
+        self.seconds = seconds
+        self._printed = -seconds if at_once else time.monotonic()
+
+    def due(self, trials: int = 1) -> bool:
+        return time.monotonic() - self._printed >= self.seconds
+
+    def show(self, moment: Moment) -> None:
         self._printed = time.monotonic()
+        self.say("; ".join([headline(moment), *(_brief(name, state) for name, state in moment.running)]))
 
     def say(self, line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-
-    def update(self, progress: Progress[Any]) -> None:
-        if time.monotonic() - self._printed < self.seconds:
-            return
-        self._printed = time.monotonic()
-        states = running_states(progress)
-        running = [_brief(job, states[job.planned.trial.id]) for job in progress.running]
-        self.say("; ".join([headline(progress, self.eta.left(progress, states)), *running]))
 
     def close(self) -> None:
         pass
@@ -86,39 +104,51 @@ class Lines:
 class LiveTable:
     """A table of the running trials that redraws itself; events scroll above it."""
 
-    def __init__(self, eta: StudyEta, console: Console | None = None) -> None:
-        self.eta = eta
+    def __init__(self, console: Console | None = None) -> None:
         self._live = Live(console=console or Console(), auto_refresh=False, transient=True)
-        self._drawn = 0.0
+        self._drawn = -REFRESH_SECONDS
         self._live.start()
+
+    def due(self, trials: int = 1) -> bool:
+        return time.monotonic() - self._drawn >= max(REFRESH_SECONDS, trials / _FILES_A_SECOND)
+
+    def show(self, moment: Moment) -> None:
+        self._drawn = time.monotonic()
+        self._live.update(render(moment, self._live.console.height), refresh=True)
 
     def say(self, line: str) -> None:
         self._live.console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
-
-    def update(self, progress: Progress[Any]) -> None:
-        if time.monotonic() - self._drawn < REFRESH_SECONDS:
-            return
-        self._drawn = time.monotonic()
-        self._live.update(self.render(progress), refresh=True)
-
-    def render(self, progress: Progress[Any]) -> Group:
-        states = running_states(progress)
-        table = Table(header_style="bold")
-        for column in ("running", "step", "", "loss", "tokens/s", "left"):
-            table.add_column(column, justify="left" if column == "running" else "right")
-        for job in progress.running:
-            table.add_row(*map(Text, _row(job, states[job.planned.trial.id])))
-        return Group(table, Text(headline(progress, self.eta.left(progress, states))))
 
     def close(self) -> None:
         self._live.stop()
 
 
+class Watch:
+    """The view of a launch on a screen, and its note for `sweeps.status` and `sweeps.cancel`."""
+
+    def __init__(self, screen: Screen, eta: StudyEta) -> None:
+        self.screen, self.eta = screen, eta
+
+    def say(self, line: str) -> None:
+        self.screen.say(line)
+
+    def update(self, progress: Progress[Any]) -> None:
+        if self.screen.due(len(progress.running)):
+            self.screen.show(moment_of(progress, self.eta))
+
+    def close(self) -> None:
+        self.screen.close()
+
+
 class NotedView:
     """A view that also keeps the launch's note, for `sweeps.status` and `sweeps.cancel`."""
 
-    def __init__(self, view: View, note: LaunchFile, eta: StudyEta) -> None:
+    def __init__(
+        self, view: View, note: LaunchFile, eta: StudyEta, started: Callable[[], None] = lambda: None
+    ) -> None:
         self.view, self.note, self.eta = view, note, eta
+        self.started = started  # called once the executor has taken the first trials
+        self._updates = 0
 
     def say(self, line: str) -> None:
         self.view.say(line)
@@ -129,6 +159,9 @@ class NotedView:
             lists = {name: _ids(getattr(progress, name)) for name in ("pending", "running", "elsewhere")}
             self.note.write(**lists, done=len(progress.done), eta_seconds=left)
         self.view.update(progress)
+        self._updates += 1
+        if self._updates == 2:  # a cluster that refuses has said so by now
+            self.started()
 
     def close(self) -> None:
         self.view.close()
@@ -138,41 +171,57 @@ def _ids(jobs: Iterable[Job[Any]]) -> list[str]:
     return [job.planned.trial.id for job in jobs]
 
 
-def open_watch(eta: StudyEta, seconds: float) -> View:
+def open_screen(seconds: float, at_once: bool = False) -> Screen:
     """The live table if stdout is a terminal, lines if not."""
-    return LiveTable(eta) if sys.stdout.isatty() else Lines(eta, seconds)
+    return LiveTable() if sys.stdout.isatty() else Lines(seconds, at_once)
 
 
-def running_states(progress: Progress[Any]) -> dict[str, TrialState]:
-    return {job.planned.trial.id: read_state(job.planned.trial.folder) for job in progress.running}
+def render(moment: Moment, height: int) -> Group:
+    """A table of the running trials, as many as a terminal of so many lines has room for, and the sum."""
+    table = Table(header_style="bold")
+    for column in ("running", "step", "", "loss", "tokens/s", "left"):
+        table.add_column(column, justify="left" if column == "running" else "right")
+    room = max(1, height - _AROUND_TABLE)
+    for name, state in moment.running[:room]:
+        table.add_row(*map(Text, _row(name, state)))
+    hidden = len(moment.running) - room
+    more = [Text(f"and {hidden} more that run")] if hidden > 0 else []
+    return Group(*([table] if moment.running else []), *more, Text(headline(moment)))
 
 
-def headline(progress: Progress[Any], left: float | None) -> str:
+def headline(moment: Moment) -> str:
     """`3 of 9 done, 2 running, 4 waiting; about 2.1 min left`."""
-    parts = (len(progress.done), len(progress.running), len(progress.pending), len(progress.elsewhere))
-    done, running, pending, elsewhere = parts
-    counts = [f"{done} of {sum(parts)} done", f"{running} running", f"{pending} waiting"]
-    if elsewhere:
-        counts.append(f"{elsewhere} trained by another process")
-    if progress.failures:
-        counts.append(f"{len(progress.failures)} failed or diverged")
+    counts = [
+        f"{moment.done} of {moment.trials} done",
+        f"{len(moment.running)} running",
+        *([f"{moment.queued} queued"] if moment.queued else []),
+        f"{moment.waiting} waiting",
+    ]
+    if moment.elsewhere:
+        counts.append(f"{moment.elsewhere} trained by another process")
+    if moment.failed:
+        counts.append(f"{moment.failed} failed or diverged")
+    if moment.left:
+        counts.append(f"{moment.left} not to be started")
+    left = moment.eta_seconds
     return ", ".join(counts) + (f"; about {duration(left)} left" if left is not None else "")
 
 
-def _row(job: Job[Any], state: TrialState) -> list[str]:
-    steps = job.planned.trial.steps
-    if state.step is None:
-        return [job.planned.trial.name, f"0/{steps:,}", "", "", "", ""]
+def _row(name: str, state: TrialState) -> list[str]:
+    if state.step is None or not state.steps:
+        return [name, "starting", "", "", "", ""]
     return [
-        job.planned.trial.name,
-        f"{state.step:,}/{steps:,}",
-        f"{state.step / steps:.0%}",
+        name,
+        f"{state.step:,}/{state.steps:,}",
+        f"{state.step / state.steps:.0%}",
         "" if state.loss_nats is None else f"{state.loss_nats:.3f}",
         "" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f}",
         "" if state.eta_seconds is None else duration(state.eta_seconds),
     ]
 
 
-def _brief(job: Job[Any], state: TrialState) -> str:
-    name, _, share, loss, *_ = _row(job, state)
-    return f"{name} {share or '0%'}" + (f" loss {loss}" if loss else "")
+def _brief(name: str, state: TrialState) -> str:
+    _, _, share, loss, speed, left = _row(name, state)
+    figures = [share or "0%", loss and f"loss {loss}", speed and f"{speed} tokens/s", left and f"{left} left"]
+    silent = " (stale)" if state.state == "stale" else ""
+    return " ".join([name, *filter(None, figures)]) + silent

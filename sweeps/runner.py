@@ -11,8 +11,8 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -65,6 +65,7 @@ class Progress(Generic[Handle]):
     elsewhere: list[Job[Handle]] = field(default_factory=list)  # being trained by another process
     done: list[Job[Handle]] = field(default_factory=list)
     left: list[Job[Handle]] = field(default_factory=list)  # not started any more
+    queues: bool = False  # running ones may be in a cluster's queue still
 
     def count(self, *states: str) -> int:
         return sum(job.state is not None and job.state.state in states for job in self.done)
@@ -134,7 +135,8 @@ class Runner(Generic[Handle]):
 
     def run(self, trials: Sequence[PlannedTrial], interrupted: Callable[[], int]) -> Progress[Handle]:
         """Run the trials. `interrupted` says how many times the user asked to stop; once is enough."""
-        progress: Progress[Handle] = Progress(pending=deque(Job(planned) for planned in trials))
+        jobs = deque(Job[Handle](planned) for planned in trials)
+        progress = Progress(pending=jobs, queues=self.executor.queues)
         self.progress, self._interrupted = progress, interrupted
         try:
             while progress.pending or progress.running or progress.elsewhere:
@@ -345,3 +347,21 @@ class Interrupts:
 
     def __call__(self) -> int:
         return self.count
+
+
+@contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """While nothing runs yet that must be asked to stop: TERM and HUP end the process as Ctrl-C does, so that
+    what has been started (Ray's own processes) is ended too.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

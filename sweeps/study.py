@@ -87,12 +87,15 @@ class Study:
 
 
 def load_study(
-    overrides: Sequence[str], config_dir: str | None = None, progress: Callable[[str], None] | None = None
+    overrides: Sequence[str],
+    config_dir: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    pack: bool = True,
 ) -> Study:
     """Resolve the study that the overrides name (`study=NAME`, then any other override).
 
     Raises ConfigError or DataError with one line, before any work starts, for whatever a user can get wrong.
-    `progress` is told, in words, when a corpus has to be packed first.
+    `progress` is told, in words, when a corpus has to be packed first; without `pack` that is NotPacked.
     """
     config = load_sweep(overrides, config_dir)
     corpora: dict[tuple[DataConfig, int], PackedCorpus] = {}  # the context decides what is validated on
@@ -101,7 +104,7 @@ def load_study(
         data, context = cell.config.data, cell.config.model.context
         key = data, context
         if key not in corpora:
-            corpora[key] = open_corpus(data, context, progress)
+            corpora[key] = open_corpus(data, context, progress, pack)
         label = cell.config.residual.label()
         for seed in config.study.seeds:
             trial = resolve(dataclasses.replace(cell.config, seed=seed), corpora[key])
@@ -112,6 +115,28 @@ def load_study(
     _check_distinct(study.trials)
     check_comparable(study.trials)
     return study
+
+
+def outline(overrides: Sequence[str], config_dir: str | None = None) -> dict[str, Any]:
+    """What can be said of a study without its corpus: as study.json, without what follows from the data."""
+    config = load_sweep(overrides, config_dir)
+    trials = [
+        {
+            "id": None,
+            "name": f"{cell.size}-{cell.config.residual.label()}-s{seed}",
+            "size": cell.size,
+            "rule": cell.config.residual.label(),
+            "seed": seed,
+            "axes": cell.axes,
+        }
+        for cell in _cells(config, config_dir)
+        for seed in config.study.seeds
+    ]
+    return {
+        "name": config.study.name,
+        "folder": str(Path(config.runs_dir) / config.study.name),
+        "trials": trials,
+    }
 
 
 def write_study(study: Study) -> Path:

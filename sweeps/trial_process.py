@@ -31,6 +31,7 @@ from attnres.trial import Trial
 TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
 # What the fork server loads once for all trials: the training, and what that imports when it starts.
 PRELOAD = (
+    "sweeps.fork_server",
     TRAINING_MODULE,
     *(f"attnres.{name}" for name in ("learner", "checkpoint", "environment", "probe_file", "probes")),
     "sweeps.live",

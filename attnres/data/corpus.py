@@ -59,14 +59,19 @@ class PackedCorpus:
         return describe_left_out(dict(self.report), names)
 
 
+class NotPacked(DataError):
+    """The cache has no such corpus, and nobody wants it packed now."""
+
+
 class _Damaged(Exception):
     """A folder of the cache that is not what its manifest says."""
 
 
 def open_corpus(
-    config: DataConfig, context: int | None = None, progress: Progress | None = None
+    config: DataConfig, context: int | None = None, progress: Progress | None = None, build: bool = True
 ) -> PackedCorpus:
     """The packed corpus of this configuration; packs it first if the cache has none that is up to date.
+    Without `build` it raises NotPacked instead.
 
     With `context`, `validation_fingerprint` is that of the windows that `sampler.validation_windows` reads.
     `progress` receives lines for people while a corpus is packed. Raises DataError for sources that are
@@ -80,6 +85,8 @@ def open_corpus(
     folder = root / f"{config.corpus}-{_cache_key(identity, config)}"
     with using(root):
         manifest = _read(folder, lambda damage: None)  # told below, by the process that mends it
+        if manifest is None and not build:
+            raise NotPacked(f"{source.label}: is not packed yet")
         if manifest is None:
             with build_lock(root, say):
                 manifest = _build(source, identity, config, folder, progress)

@@ -109,10 +109,9 @@ def test_cancelling_a_launch_stops_it_and_a_new_one_goes_on(
 def test_one_of_them(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     study = workplace.study("launch.workers=1", "study.sizes=[tiny_a]", "budget.tokens=12800")
     running = Background(study)
-    assert wait_until(lambda: running_launches(study.folder) != [], 60)
-    last = study.trials[-1].trial if running_launches(study.folder) else None
+    assert wait_until(lambda: any(note.running for note in running_launches(study.folder)), 60)
     waiting = [p.trial for p in study.trials if p.trial.id in running_launches(study.folder)[0].pending]
-    assert last is not None and len(waiting) == 1
+    assert len(waiting) == 1
     assert command(workplace, waiting[0].name) == 0
     assert f"{waiting[0].name} ({waiting[0].id}): is not started any more" in capsys.readouterr().out
     assert running.ends(60)

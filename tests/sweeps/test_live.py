@@ -12,10 +12,11 @@ from rich.console import Console
 from sweeps_support import Workplace
 
 from attnres.lock import TrialLock
-from sweeps.live import Lines, LiveTable, StudyEta, headline
+from sweeps.live import Lines, LiveTable, Watch, headline, moment_of
 from sweeps.runner import Job, Progress
 from sweeps.state import TrialState
 from sweeps.study import Study
+from sweeps.study_eta import StudyEta
 
 STATUS = {"state": "running", "attempts": 1, "first_started": 1.0, "step": 10, "steps": 40, "loss_nats": 2.5}
 
@@ -58,7 +59,7 @@ def test_eta_is_unknown_at_first(study: Study) -> None:
 
 def test_lines_on_a_pipe(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     progress = progress_of(study)
-    watch = Lines(StudyEta({}, 2), seconds=0.05)
+    watch = Watch(Lines(0.05), StudyEta({}, 2))
     with TrialLock(study.trials[1].trial.folder):
         watch.update(progress)
         assert capsys.readouterr().out == ""  # not yet
@@ -67,14 +68,14 @@ def test_lines_on_a_pipe(study: Study, capsys: pytest.CaptureFixture[str]) -> No
     line = capsys.readouterr().out
     assert line.count("\n") == 1
     assert "2 of 4 done, 1 running, 1 waiting, 1 failed or diverged; about" in line
-    assert f"{study.trials[1].trial.name} 25% loss 2.500" in line
+    assert f"{study.trials[1].trial.name} 25% loss 2.500 900 tokens/s 30 s left" in line
 
 
 def test_table_on_a_terminal(study: Study) -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120)
     progress = progress_of(study)
-    watch = LiveTable(StudyEta({}, 2), console)
+    watch = Watch(LiveTable(console), StudyEta({}, 2))
     with TrialLock(study.trials[1].trial.folder):
         watch.update(progress)
     watch.say("an [event]")
@@ -87,4 +88,7 @@ def test_table_on_a_terminal(study: Study) -> None:
 def test_headline_counts_what_others_train(study: Study) -> None:
     jobs = [Job[int](planned) for planned in study.trials]
     progress = Progress[int](deque(jobs[:1]), [], jobs[1:], [])
-    assert headline(progress, None) == "0 of 4 done, 0 running, 1 waiting, 3 trained by another process"
+    assert (
+        headline(moment_of(progress, StudyEta({}, 2)))
+        == "0 of 4 done, 0 running, 1 waiting, 3 trained by another process"
+    )

@@ -172,6 +172,38 @@ def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]
     assert [trial["state"] for trial in data["trials"]] == ["preempted", "pending"]
 
 
+def test_status_before_the_first_launch_packs_nothing(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(status.main, [*workplace.arguments("study.sizes=[tiny_a]"), "--json"]) == 0
+    said = capsys.readouterr()
+    data = json.loads(said.out)
+    assert said.err == "" and not (workplace.root / "cache").exists() and not workplace.runs.exists()
+    assert [trial["id"] for trial in data["trials"]] == [None, None]
+    assert [trial["name"] for trial in data["trials"]] == ["tiny_a-prenorm-s0", "tiny_a-attnres_block_n2-s0"]
+    assert data["counts"]["pending"] == 2 and "is not packed yet" in data["unknown"]
+    for words in ([], ["--watch"]):
+        run_command(status.main, [*workplace.arguments("study.sizes=[tiny_a]"), *words])
+        assert "2 planned: 2 pending" in capsys.readouterr().out
+    assert run_command(status.main, [*workplace.arguments(), "abc"]) == 2
+    assert "abc: data.path=" in capsys.readouterr().err
+
+
+def test_status_of_some_trials(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    study = workplace.study()
+    write_study(study)
+    first, _, _, last = (planned.trial for planned in study.trials)
+    where = ["study=tiny", f"runs_dir={workplace.runs}"]
+    assert run_command(status.main, [*where, "--json", last.id[:8], first.name]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [trial["id"] for trial in data["trials"]] == [first.id, last.id]
+    assert data["foreign"] == []
+    assert run_command(status.main, [*where, "nobody"]) == 2
+    assert "no trial of study tiny has this id or name" in capsys.readouterr().err
+    for words in (["--json", "--watch"], ["--every", "0"], ["--every", "x"]):
+        assert run_command(status.main, [*where, *words]) == 2
+
+
 def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "study.json").write_text('{"trials": [{"id": 1}]}')
