@@ -1,7 +1,7 @@
-"""A real Slurm of one node on loopback, for tests: daemons, keys, state and ports of its own.
+"""A real Slurm of two nodes on loopback, for tests: daemons, keys, state and ports of its own.
 
-Needs root and Debian's slurm-wlm and munge. Two partitions share the node: jobs in `high` preempt those in
-`low`, which go back into the queue.
+Needs root and Debian's slurm-wlm and munge. All partitions share the nodes; jobs in `high` preempt those in
+the others, which go back into the queue, but for `cancelled`; only `low` gives them time to save.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pathlib import Path
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scancel", "scontrol", "srun", "sinfo")
 READY_SECONDS = 60
-CPUS = 4  # what Slurm is told, however many there are
+NODES = ("one", "two")
+CPUS = 4  # of each node; what Slurm is told, however many there are
+MEMORY_MB = 100_000  # of each node, likewise
 MAX_ARRAY = 3  # MaxArraySize: a study of four trials needs two arrays
 PORTS = 100  # every srun listens on a few
 
@@ -28,7 +30,6 @@ CONFIG = """
 ClusterName=testlab
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 SrunPortRange={first_port}-{last_port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SlurmUser=root
@@ -37,18 +38,21 @@ AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge/socket,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=4000
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
@@ -58,8 +62,10 @@ MpiDefault=none
 ReturnToService=2
 KillWait=20
 JobRequeue=1
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+{nodes}
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=20 MaxTime=INFINITE State=UP
+PartitionName=requeued Nodes=ALL PriorityTier=1 MaxTime=INFINITE State=UP
+PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL MaxTime=INFINITE State=UP
 PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF MaxTime=INFINITE State=UP
 """
 
@@ -89,9 +95,10 @@ class SlurmLab:
             logs = [f"--log-file={munge}/log", f"--pid-file={self.folder}/munged.pid"]
             self.run("munged", *paths, *logs)
             self.start_controller()
-            self.run("slurmd", "-f", str(self.config), "-N", _host())
+            for name in NODES:
+                self.start_node(name)
             deadline = time.monotonic() + READY_SECONDS
-            while "idle" not in self.run("sinfo", "-h", "-o", "%T", check=False):
+            while self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T", check=False).split() != ["idle"] * 2:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"Slurm did not come up: {self._logs()}")
                 time.sleep(0.2)
@@ -102,18 +109,21 @@ class SlurmLab:
 
     def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user=root", "--signal=KILL", check=False)
-        for name in ("slurmd", "slurmctld", "munged"):
+        for name in (*NODES, "slurmctld", "munged"):
             self.stop(name)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_controller(self) -> None:
         self.run("slurmctld", "-f", str(self.config))
 
-    def stop(self, name: str) -> None:
-        """End one of the daemons, and wait until it has."""
+    def start_node(self, name: str) -> None:
+        self.run("slurmd", "-f", str(self.config), "-N", name)
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End one of the daemons (slurmctld, munged, or a node's slurmd), and wait until it has."""
         try:
             pid = int((self.folder / f"{name}.pid").read_text())
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         except (OSError, ValueError):
             return
         deadline = time.monotonic() + 20
@@ -144,7 +154,7 @@ class SlurmLab:
         return "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
 
     def _write(self) -> None:
-        for name in ("munge", "state", "spool"):
+        for name in ("munge", "state", *(f"spool-{name}" for name in NODES)):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o755)
         (self.folder / "munge").chmod(0o755)
@@ -152,13 +162,13 @@ class SlurmLab:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         first = _free_ports(PORTS)
-        ports = {
-            "controller_port": first,
-            "node_port": first + 1,
-            "first_port": first + 2,
-            "last_port": first + PORTS - 1,
-        }
-        values = {"host": _host(), "folder": self.folder, "cpus": CPUS, "max_array": MAX_ARRAY}
+        ports = {"controller_port": first, "first_port": first + 1 + len(NODES), "last_port": first + PORTS - 1}
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={first + 1 + index} CPUs={CPUS} "
+            f"RealMemory={MEMORY_MB} State=UNKNOWN"
+            for index, name in enumerate(NODES)
+        )
+        values = {"host": _host(), "folder": self.folder, "nodes": nodes, "max_array": MAX_ARRAY}
         self.config.write_text(CONFIG.format(**values, **ports))
 
 
