@@ -44,6 +44,9 @@ class Executor(Protocol[Handle]):
     def poll(self, handle: Handle) -> int | None:
         """None while it runs; then its exit code, negative for the signal that ended it."""
 
+    def cause(self, handle: Handle) -> str | None:
+        """Why an attempt was ended from outside, in words; None where the exit code says it all."""
+
     def wait(self, handles: Iterable[Handle], seconds: float) -> None:
         """Return when one of them may have ended, or after so many seconds."""
 
@@ -95,6 +98,9 @@ class LocalExecutor:
             self._swept.add(handle.pid)
             _kill_group(handle)  # what it started and did not take along
         return handle.exitcode
+
+    def cause(self, handle: ForkServerProcess) -> str | None:
+        return None
 
     def wait(self, handles: Iterable[ForkServerProcess], seconds: float) -> None:
         sentinels = [handle.sentinel for handle in handles]

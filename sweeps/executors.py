@@ -10,9 +10,10 @@ from typing import Any
 
 from attnres.errors import UserError
 from sweeps.executor import Executor, LocalExecutor
-from sweeps.executor_config import RayConfig, SlurmConfig
+from sweeps.executor_config import ExecutorConfig, RayConfig, SlurmConfig
 from sweeps.ray_executor import RayExecutor
 from sweeps.slurm_executor import SlurmExecutor
+from sweeps.slurm_queue import check_commands
 from sweeps.study import Study
 from sweeps.trial_process import PRELOAD
 
@@ -22,12 +23,18 @@ _PACKAGES = {"slurm": "submitit", "ray": "ray"}
 _WANDB = ("wandb", "wandb.sdk.launch", "pandas")
 
 
-def open_executor(study: Study) -> Executor[Any]:
-    """The executor that the study was told to use. UserError if it cannot work here."""
-    settings = study.config.executor
+def check_installed(settings: ExecutorConfig) -> None:
+    """UserError if an executor lacks its package or its commands. Imports nothing."""
     package = _PACKAGES.get(settings.name)
     if package is not None and importlib.util.find_spec(package) is None:
         raise UserError(f"executor={settings.name}: needs pip install '.[{settings.name}]'")
+    if settings.name == "slurm":
+        check_commands()
+
+
+def open_executor(study: Study) -> Executor[Any]:
+    """The executor that the study was told to use. UserError if it cannot work here."""
+    settings = study.config.executor
     if isinstance(settings, SlurmConfig):
         return SlurmExecutor(settings, study)
     if isinstance(settings, RayConfig):

@@ -16,7 +16,7 @@ from sweeps.calibration import known
 from sweeps.capacity import capacity
 from sweeps.detach import LOG_FILE, Detached, detach
 from sweeps.executor import Executor
-from sweeps.executors import open_executor
+from sweeps.executors import check_installed, open_executor
 from sweeps.launches import LaunchFile
 from sweeps.live import NotedView, Watch, open_screen
 from sweeps.memory_need import memory_warnings
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     reject_options(argv)
     sys.stdout.write("")  # a closed stdout is an error now, not after an hour
     started = time.monotonic()
-    study = load_study(argv, config_dir, say)
+    study = load_study(argv, config_dir, say, lambda config: check_installed(config.executor))
     trials = chosen_trials(study, words)
     for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")

@@ -36,6 +36,7 @@ class RayAttempt:
     planned: PlannedTrial
     reference: Any  # ray.ObjectRef of its exit code
     code: int | None = None
+    cause: str | None = None  # of an end from outside, in words
 
 
 class RayExecutor:
@@ -67,6 +68,9 @@ class RayExecutor:
             handle.code = self._exit_code(handle)
         return handle.code
 
+    def cause(self, handle: RayAttempt) -> str | None:
+        return handle.cause
+
     def wait(self, handles: Iterable[RayAttempt], seconds: float) -> None:
         references = [handle.reference for handle in handles]
         if references:
@@ -88,9 +92,13 @@ class RayExecutor:
             return int(self._ray.get(attempt.reference))
         except errors.TaskCancelledError:
             return _STOPPED
-        except (errors.WorkerCrashedError, errors.OutOfMemoryError):
+        except errors.WorkerCrashedError:
             return _KILLED
-        except (errors.NodeDiedError, errors.ObjectLostError):
+        except errors.OutOfMemoryError:
+            attempt.cause = "ended by Ray, as its node ran out of memory"
+            return _KILLED
+        except (errors.NodeDiedError, errors.LocalRayletDiedError, errors.ObjectLostError):
+            attempt.cause = "its node failed"
             return _LOST
         except errors.RayError as error:  # it never came to the trial: what it said is found in the log
             _append(attempt.planned.trial.folder / LOG_FILE, _last_line(error))

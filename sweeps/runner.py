@@ -206,10 +206,11 @@ class Runner(Generic[Handle]):
             code = self.executor.poll(job.handle)
             if code is not None:
                 self.progress.running.remove(job)
+                cause = self.executor.cause(job.handle)
                 job.handle = None
-                self._settle(job, code)
+                self._settle(job, code, cause)
 
-    def _settle(self, job: Job[Handle], code: int) -> None:
+    def _settle(self, job: Job[Handle], code: int, cause: str | None = None) -> None:
         """An attempt has ended: done, to be tried again, or failed. The record outweighs the exit code."""
         folder, name = job.planned.trial.folder, job.planned.trial.name
         state = read_state(folder)
@@ -224,7 +225,7 @@ class Runner(Generic[Handle]):
             self.progress.left.append(job)
         elif code == EXIT_CANCELLED:
             self._end(job, replace(state, reason="its job was cancelled; a launch submits it again"))
-        elif cause := from_outside(code):
+        elif cause := cause or from_outside(code):
             if job.attempts <= self.max_retries:
                 self.view.say(f"{name}: {cause}; tried again")
                 self.progress.pending.appendleft(job)

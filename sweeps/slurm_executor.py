@@ -12,7 +12,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,16 @@ from attnres.data.cache import cache_root
 from attnres.errors import UserError
 from attnres.notice import warn
 from attnres.record import write_text_atomic
-from attnres.stop import EXIT_CANCELLED
 from sweeps.executor import in_training
 from sweeps.executor_config import SlurmConfig
+from sweeps.slurm_attempt import STOPPED, IdleJobs, SlurmAttempt
 from sweeps.slurm_job import SlurmJob
 from sweeps.slurm_queue import SlurmQueue, cancel, is_active, reason
 from sweeps.study import PlannedTrial, Study
 from sweeps.trial_process import Target, train_trial
 
 NOTE_FILE = "slurm.json"  # in a trial's folder: the job that has it in hand
-CONFIRM_SECONDS = 10.0  # a job that left without a word may come back, and its file may be late
 AGAIN_SECONDS = 30.0  # between two tries to submit what Slurm did not take
-STOPPED = 143  # as after SIGTERM
-# What Slurm saw -> the exit code that the same end would have had on this machine.
-_CODES = {"OUT_OF_MEMORY": -9, "TIMEOUT": STOPPED, "DEADLINE": STOPPED}
-_LOST = 255
-
-
-@dataclass(eq=False)
-class SlurmAttempt:
-    """One job, from the wish to submit it to its exit code."""
-
-    planned: PlannedTrial
-    exit_file: Path
-    job: str | None = None  # once Slurm has taken it
-    submitted: float = 0.0  # seconds of time.monotonic
-    gone_since: float | None = None
-    code: int | None = None
 
 
 class SlurmExecutor:
@@ -70,6 +52,7 @@ class SlurmExecutor:
         self._not_before = 0.0  # seconds of time.monotonic
         self._accepted = 0  # jobs that Slurm has taken
         self._unwanted: list[str] = []  # jobs to be cancelled
+        self._idle = IdleJobs()
         self._kill = False
 
     def elsewhere(self, planned: PlannedTrial) -> str | None:
@@ -79,7 +62,10 @@ class SlurmExecutor:
         if job is None:
             return None
         states = self.queue.fresh()
-        if states is None or is_active(states.get(job)):
+        if states is None:
+            return f"job {job} of an earlier launch was in the queue; Slurm does not answer now"
+        state = states.get(job)
+        if is_active(state) and not self._idle.has(job, state, planned.trial.folder):
             return f"job {job} of an earlier launch is in the queue"
         return None
 
@@ -91,8 +77,11 @@ class SlurmExecutor:
     def poll(self, handle: SlurmAttempt) -> int | None:
         self._flush()
         if handle.code is None and handle.job is not None:
-            handle.code = self._exit_code(handle)
+            self._settle(handle, handle.job)
         return handle.code
+
+    def cause(self, handle: SlurmAttempt) -> str | None:
+        return handle.cause
 
     def wait(self, handles: Iterable[SlurmAttempt], seconds: float) -> None:
         self._flush()
@@ -145,29 +134,22 @@ class SlurmExecutor:
         self._accepted += len(jobs)
         for attempt, job in zip(attempts, jobs, strict=True):
             attempt.job, attempt.submitted = str(job.job_id), time.monotonic()
+            attempt.errors = Path(job.paths.stderr)
             self._note(attempt)
         return True
 
-    def _exit_code(self, attempt: SlurmAttempt) -> int | None:
-        """None while the job waits, runs, or may come back."""
-        assert attempt.job is not None
+    def _settle(self, attempt: SlurmAttempt, job: str) -> None:
+        """Give the attempt its exit code, if its job does nothing for it any more."""
         states = self.queue.states(attempt.submitted)
         if states is None:
-            return None
-        state = states.get(attempt.job)
-        if is_active(state):
-            attempt.gone_since = None
-            return None
-        if state == "CANCELLED":
-            return EXIT_CANCELLED
-        said = _read_code(attempt.exit_file)
-        if said is not None and state in ("COMPLETED", "FAILED", None):
-            return said
-        if attempt.gone_since is None:
-            attempt.gone_since = time.monotonic()
-        if time.monotonic() - attempt.gone_since < CONFIRM_SECONDS:
-            return None
-        return said if said is not None else _CODES.get(state or "", _LOST)
+            return
+        attempt.settle(states.get(job))
+        if attempt.code is not None or attempt.looked == self.queue.seen:
+            return
+        attempt.looked = self.queue.seen  # the lock of a trial is not to be tried more often than needed
+        if self._idle.has(job, states.get(job), attempt.planned.trial.folder):
+            attempt.give_up()
+            self._unwanted.append(job)
 
     def _note(self, attempt: SlurmAttempt) -> None:
         folder = attempt.planned.trial.folder
@@ -203,10 +185,3 @@ def job_parameters(settings: SlurmConfig, study: str, threads: int, uses_gpu: bo
         "wckey": None,  # submitit's own would be refused where keys are checked
         "additional_parameters": {"requeue": True, **settings.options},
     }
-
-
-def _read_code(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

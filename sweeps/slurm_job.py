@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from attnres.data.corpus import PackedCorpus
 from attnres.record import write_text_atomic
@@ -21,6 +22,7 @@ from attnres.trial import Trial
 from sweeps.cluster_attempt import run_attempt
 from sweeps.trial_process import Target
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 REQUEUE_SECONDS = 60  # Slurm ends the job well before
 
 
@@ -37,11 +39,18 @@ class SlurmJob:
 
     def __call__(self) -> None:
         # submitit ignores TERM and requeues at USR2. While the trial trains it heeds both itself; before
-        # and after, nothing is lost by ending at once.
-        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
+        # and after, nothing is lost by ending at once. A time limit that comes while a job starts is no
+        # failure: it requeues as well.
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        for number in STOP_SIGNALS:
+            signal.signal(number, _stop)
+        try:
+            self.exit_file.unlink(missing_ok=True)
+            code = run_attempt(self.target, self.trial, self.corpus, self.threads, f", job {_job_id()}")
+        except _Stopped:
+            code = 128 + signal.SIGTERM
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        self.exit_file.unlink(missing_ok=True)
-        code = run_attempt(self.target, self.trial, self.corpus, self.threads, f", job {_job_id()}")
         # After scancel, or at the time limit itself, Slurm does not call the job running any more.
         stopped = code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
         if stopped and _restarts() < self.requeues and _is_running() and _requeue():
@@ -50,6 +59,14 @@ class SlurmJob:
         write_text_atomic(self.exit_file, f"{code}\n")
         if code:
             sys.exit(code)  # the queue shows it as FAILED; submitit would call it completed
+
+
+class _Stopped(BaseException):
+    """A signal came while nobody who could save something listened."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped
 
 
 def _job_id() -> str:

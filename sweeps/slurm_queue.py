@@ -25,8 +25,7 @@ class SlurmQueue:
 
     def __init__(self, poll_seconds: float) -> None:
         self.poll_seconds = poll_seconds
-        if shutil.which("sbatch") is None:
-            raise UserError("executor=slurm: there is no sbatch here; launch on a host that submits jobs")
+        check_commands()
         try:
             text = _output("scontrol", "show", "config")
         except (OSError, subprocess.SubprocessError) as error:
@@ -37,7 +36,7 @@ class SlurmQueue:
         # The largest index is one less; arrays are switched off where it is 0.
         self.max_array = max(1, int(settings.get("MaxArraySize", "1")))
         self._states: Mapping[str, str] = {}
-        self._asked = self._seen = -float("inf")  # seconds of time.monotonic
+        self._asked = self.seen = -float("inf")  # seconds of time.monotonic: last try, last success
 
     def states(self, since: float) -> Mapping[str, str] | None:
         """Job id (`7`, or `7_3` in an array) -> state, as seen after the moment `since` of time.monotonic.
@@ -49,14 +48,20 @@ class SlurmQueue:
             self._asked = asked = time.monotonic()
             try:
                 self._states = _squeue()
-                self._seen = asked
+                self.seen = asked
             except (OSError, subprocess.SubprocessError):
                 pass  # a controller that restarts; its jobs go on, and the next look tells
-        return self._states if self._seen > since else None
+        return self._states if self.seen > since else None
 
     def fresh(self) -> Mapping[str, str] | None:
         """As `states`, of a moment at most some `poll_seconds` ago."""
         return self.states(time.monotonic() - 2 * self.poll_seconds - 1)
+
+
+def check_commands() -> None:
+    """UserError on a host that cannot submit jobs."""
+    if shutil.which("sbatch") is None:
+        raise UserError("executor=slurm: there is no sbatch here; launch on a host that submits jobs")
 
 
 def is_active(state: str | None) -> bool:

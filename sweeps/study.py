@@ -91,13 +91,17 @@ def load_study(
     config_dir: str | None = None,
     progress: Callable[[str], None] | None = None,
     pack: bool = True,
+    check: Callable[[SweepConfig], None] | None = None,
 ) -> Study:
     """Resolve the study that the overrides name (`study=NAME`, then any other override).
 
     Raises ConfigError or DataError with one line, before any work starts, for whatever a user can get wrong.
     `progress` is told, in words, when a corpus has to be packed first; without `pack` that is NotPacked.
+    `check` sees the settings before anything slow happens.
     """
     config = load_sweep(overrides, config_dir)
+    if check is not None:
+        check(config)
     corpora: dict[tuple[DataConfig, int], PackedCorpus] = {}  # the context decides what is validated on
     trials = []
     for cell in _cells(config, config_dir):

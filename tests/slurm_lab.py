@@ -162,7 +162,11 @@ class SlurmLab:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         first = _free_ports(PORTS)
-        ports = {"controller_port": first, "first_port": first + 1 + len(NODES), "last_port": first + PORTS - 1}
+        ports = {
+            "controller_port": first,
+            "first_port": first + 1 + len(NODES),
+            "last_port": first + PORTS - 1,
+        }
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={first + 1 + index} CPUs={CPUS} "
             f"RealMemory={MEMORY_MB} State=UNKNOWN"
