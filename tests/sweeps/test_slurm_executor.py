@@ -205,7 +205,7 @@ def test_a_killed_trial_is_submitted_again(workplace: Workplace, lab: SlurmLab) 
     os.kill(status["pid"], signal.SIGKILL)
     assert launch.process.wait(120) == 0
     assert read_state(study.trials[0].trial.folder).attempts == 2
-    assert "lost; tried again" in (workplace.root / "launch.log").read_text()
+    assert "killed by SIGKILL; tried again" in (workplace.root / "launch.log").read_text()
 
 
 def test_a_controller_that_restarts_costs_nothing(workplace: Workplace, lab: SlurmLab) -> None:
