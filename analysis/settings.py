@@ -35,6 +35,8 @@ TIME_KEYS: Mapping[str, str] = {
     "microbatch_size": "runtime.microbatch_size",
     "compile": "runtime.compile",
     "checkpoint_activations": "runtime.checkpoint_activations",
+    "parallel": "runtime.parallel",
+    "processes": "runtime.processes",
     "torch": "environment.torch",
 }
 IMPLEMENTATION = "implementation"  # of an AttnRes rule; other rules have none
@@ -106,6 +108,9 @@ def time_columns(record: Mapping[str, Any]) -> dict[str, str]:
             key: _text(runtime.get(key, ABSENT))
             for key in ("microbatch_size", "compile", "checkpoint_activations")
         },
+        # Records of before there were several processes have neither.
+        "parallel": _text(runtime.get("parallel", "none")),
+        "processes": _text(runtime.get("processes", 1)),
         "torch": _text(environment.get("torch", ABSENT)),
         IMPLEMENTATION: "" if implementation is None else str(implementation),
     }

@@ -103,13 +103,13 @@ def write_bytes_atomic(path: Path, content: bytes) -> None:
         raise
 
 
-def save_weights(trial: Trial, model: torch.nn.Module) -> None:
+def save_weights(trial: Trial, model: Mapping[str, Any]) -> None:
     """weights.pt: trial_id and the model's state, for probes. A disk that is full costs the weights, not the
     record.
     """
     path = trial.folder / WEIGHTS_FILE
     try:
-        content = serialise({"format": FORMAT, "trial_id": trial.id, "model": model.state_dict()})
+        content = serialise({"format": FORMAT, "trial_id": trial.id, "model": model})
         write_bytes_atomic(path, content)
     except OSError as error:
         warn(f"{path}: {error.strerror}: the weights are not kept")

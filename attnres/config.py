@@ -218,19 +218,30 @@ class RuntimeConfig:
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]  # bfloat16 is autocast; parameters and optimizer stay float32
     threads: int
-    microbatch_size: int | None  # sequences per forward pass; null: the whole batch at once
+    microbatch_size: int | None  # sequences per forward pass of a process; null: its whole share at once
     compile: bool
     checkpoint_activations: bool
     checkpoint_seconds: float
     progress: Literal["auto", "bar", "lines", "none"]
     log_every_steps: int
     keep_weights: bool  # leave the final weights as weights.pt beside the record
+    parallel: Literal["none", "ddp", "fsdp"]  # how several processes share one trial
+    processes: int  # of one trial, each with `threads` threads or a GPU of its own
 
     def __post_init__(self) -> None:
         _require_positive("runtime", self, "threads", "microbatch_size", "checkpoint_seconds")
         _require_positive("runtime", self, "log_every_steps")
         # Far more threads than any processor has cores end in a crash of the thread library.
         _require(self.threads <= 1024, "runtime.threads", self.threads, "must be at most 1024")
+        _require_positive("runtime", self, "processes")
+        if self.parallel == "none":
+            why = "one trial in several processes needs runtime=ddp or runtime=fsdp"
+            _require(self.processes == 1, "runtime.processes", self.processes, why)
+
+    @property
+    def cores(self) -> int:
+        """Processor cores that a trial keeps busy."""
+        return self.threads * self.processes
 
 
 @dataclass(frozen=True)
@@ -275,11 +286,23 @@ class TrialConfig:
         # The name is a folder below runs_dir: nothing in it may lead elsewhere.
         valid = bool(NAME_PATTERN.fullmatch(self.study_name))
         _require(valid, "study_name", self.study_name, "names a folder: 1 to 64 letters, digits, . _ -")
-        microbatch = self.runtime.microbatch_size
-        if microbatch is not None and self.model.batch_size % microbatch:
-            why = f"does not divide model.batch_size={self.model.batch_size}"
-            raise ConfigError("runtime.microbatch_size", microbatch, why)
+        self._check_shares()
         self.residual.check(self.model.layers, self.model.width)
+
+    def _check_shares(self) -> None:
+        """Processes have equal shares of a batch, and their microbatches one size: the mean of the means is
+        then the mean.
+        """
+        batch, processes = self.model.batch_size, self.runtime.processes
+        microbatch = self.runtime.microbatch_size
+        if batch % processes:
+            why = f"does not divide model.batch_size={batch}: each takes an equal share of every batch"
+            raise ConfigError("runtime.processes", processes, why)
+        if microbatch is not None and batch // processes % microbatch:
+            of = f" / runtime.processes={processes}" if processes > 1 else ""
+            raise ConfigError(
+                "runtime.microbatch_size", microbatch, f"does not divide model.batch_size={batch}{of}"
+            )
 
 
 T = TypeVar("T")

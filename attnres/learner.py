@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attnres.distributed.group import Group
+from attnres.distributed.parallel import Path, make_parallel
 from attnres.errors import ConfigError
 from attnres.memory import keep_freed_memory
 from attnres.model import Transformer
@@ -34,24 +36,24 @@ class StepResult:
 class Learner:
     """Built from a trial alone. `state` and `load_state` carry it through a checkpoint, bit for bit."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, group: Group | None = None) -> None:
         config = trial.config
-        if trial.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("runtime.device", config.runtime.device, "torch finds no CUDA device here")
+        self.group = group = group or Group()
         torch.set_num_threads(config.runtime.threads)
         keep_freed_memory()
         self.trial = trial
-        self.device = torch.device(trial.device)
+        self.device = _device(trial, group)
         self.model = Transformer(config.model, config.residual, trial.vocabulary)
         self.model.initialise(config.seed)
         self.model.to(self.device)
         self.model.checkpoint_activations = config.runtime.checkpoint_activations
-        self.optimizer = make_optimizer(self.model, config.optim)
         self._loss: Callable[..., Tensor] = self.model.loss
         if config.runtime.compile:
             self._loss = torch.compile(self.model.loss)
-        # Sequences per forward pass, of training and of evaluation.
-        self.microbatch_size = config.runtime.microbatch_size or config.model.batch_size
+        self.parallel = make_parallel(config, group, self.model, self._loss)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        # Sequences per forward pass of this process, of training and of evaluation.
+        self.microbatch_size = config.runtime.microbatch_size or config.model.batch_size // group.size
 
     def step(self, step: int, inputs: Tokens, targets: Tokens) -> StepResult:
         """Optimizer step number `step` (from 1) on one batch [batch_size, context].
@@ -59,12 +61,13 @@ class Learner:
         Raises Diverged, before the parameters change, if the loss or the gradient is not finite.
         """
         optim = self.trial.config.optim
-        loss_nats = self.accumulate_gradients(inputs, targets).item()
+        loss_nats = self.group.mean(self.accumulate_gradients(inputs, targets).item())
         if not math.isfinite(loss_nats):
             raise Diverged(f"training loss is {loss_nats} at step {step}")
         # With no limit the norm is still measured: it is logged, and it tells a divergence from a bad batch.
         limit = math.inf if optim.grad_clip is None else optim.grad_clip
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        grad_norm = self.parallel.whole(norm).item()
         if not math.isfinite(grad_norm):
             raise Diverged(f"gradient norm is {grad_norm} at step {step}")
         for group in self.optimizer.param_groups:
@@ -78,17 +81,22 @@ class Learner:
         return learning_rate(step, trial.steps, trial.warmup_steps, peak, trial.config.schedule)
 
     def accumulate_gradients(self, inputs: Tokens, targets: Tokens) -> Tensor:
-        """Gradients of the mean loss of a batch, microbatch by microbatch; returns that loss (nats, scalar).
+        """Gradients of the mean loss of a batch, microbatch by microbatch. Returns that loss (nats, scalar),
+        or where there are several processes that of this one's share of the batch.
 
-        Microbatches are of one size (the configuration sees to it), so the mean of their means is the mean.
+        Shares and microbatches are of one size (the configuration sees to it), so the mean of their means is
+        the mean.
         """
+        share = len(inputs) // self.group.size
+        mine = range(self.group.rank * share, (self.group.rank + 1) * share, self.microbatch_size)
         total = torch.zeros((), device=self.device)
-        share = self.microbatch_size / len(inputs)
-        for start in range(0, len(inputs), self.microbatch_size):
+        for start in mine:
             part = slice(start, start + self.microbatch_size)
-            with self.precision():
-                loss = self._loss(self.move(inputs[part]), self.move(targets[part])) * share
-            loss.backward()
+            with self.parallel.accumulating(last=start == mine[-1]):
+                with self.precision():
+                    loss = self.parallel.loss(self.move(inputs[part]), self.move(targets[part]))
+                    loss = loss * (self.microbatch_size / share)
+                loss.backward()
             total += loss.detach()
         return total
 
@@ -101,15 +109,21 @@ class Learner:
     def window_losses(
         self, inputs: Tokens, targets: Tokens, after_each: Callable[[], None] = lambda: None
     ) -> npt.NDArray[np.float64]:
-        """Mean loss in nats per token of each window; shape [windows]. `after_each` runs after each batch."""
+        """Mean loss in nats per token of each window; shape [windows]. `after_each` runs after each batch.
+
+        The processes share the windows. Where these do not divide, the last one is read more than once, so
+        that all make the same number of passes, and counted once.
+        """
+        share = math.ceil(len(inputs) / self.group.size)
+        mine = (self.group.rank * share + np.arange(share)).clip(max=len(inputs) - 1)
         losses = []
-        for start in range(0, len(inputs), self.microbatch_size):
-            part = slice(start, start + self.microbatch_size)
+        for start in range(0, share, self.microbatch_size):
+            part = mine[start : start + self.microbatch_size]
             with self.precision():
                 loss_BT = self._loss(self.move(inputs[part]), self.move(targets[part]), reduction="none")
             losses.append(loss_BT.double().mean(dim=1).cpu().numpy())
             after_each()
-        return np.concatenate(losses)
+        return self.group.concatenate(np.concatenate(losses))[: len(inputs)]
 
     def peak_memory_bytes(self) -> int:
         """Most memory so far: the resident set of this process on a CPU, what torch allocated on a GPU."""
@@ -118,11 +132,25 @@ class Learner:
         return process_peak_bytes()
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Called on all processes together; the main one's is whole, and that of a single process."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return self.parallel.gather(state)
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Called on all processes together; only the main one needs to have the state."""
+        state = self.parallel.spread(state, self._parameter_of)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _parameter_of(self, path: Path) -> Tensor | None:
+        """The parameter that a tensor of `state` belongs to."""
+        if path[0] == "model":
+            return self.model.get_parameter(path[1])
+        optimizer: Any = self.optimizer
+        if path[1] == "optimizers":
+            optimizer = optimizer.optimizers[path[2]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return parameters[path[-2]]
 
     def precision(self) -> AbstractContextManager[Any]:
         bfloat16 = self.trial.config.runtime.dtype == "bfloat16"
@@ -130,3 +158,12 @@ class Learner:
 
     def move(self, tokens: Tokens) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(tokens)).to(self.device)
+
+
+def _device(trial: Trial, group: Group) -> torch.device:
+    """The device of this process. Raises ConfigError if it is not there."""
+    if trial.device != "cuda":
+        return torch.device(trial.device)
+    if not torch.cuda.is_available():
+        raise ConfigError("runtime.device", trial.config.runtime.device, "torch finds no CUDA device here")
+    return torch.device("cuda") if group.size == 1 else torch.device("cuda", group.local_rank)

@@ -9,7 +9,9 @@ from typing import Any
 
 from attnres.config import to_mapping
 from attnres.data.corpus import PackedCorpus
-from attnres.record import SCHEMA
+from attnres.notice import warn
+from attnres.origin import Origin
+from attnres.record import RECORD_FILE, SCHEMA, write_record
 from attnres.run_state import RunState
 from attnres.status import StatusFile
 from attnres.trial import Trial
@@ -68,6 +70,18 @@ def make_record(
         "environment": dict(state.environment),
         "timing": _timing(state, tokens, attempt),
     }
+
+
+def record_failure(
+    trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, reason: str, origin: Origin
+) -> None:
+    """A record with status failed. It has no results, and the next run of the trial replaces it."""
+    try:
+        record = make_record(trial, corpus, state, "failed", reason, status) | {"origin": origin}
+        write_record(trial.folder, record)
+    except OSError as another:  # most likely the same trouble; the first error is the one to show
+        warn(f"{trial.folder / RECORD_FILE}: {another.strerror}: the failure could not be recorded")
+    status.end("failed", reason, origin, step=state.step)
 
 
 def _training(state: RunState) -> dict[str, Any] | None:

@@ -88,7 +88,11 @@ def measure(learner: Learner, inputs: Tokens, targets: Tokens) -> dict[str, Arra
             share = inputs[part].size / tokens
             for name, value in _measure_part(learner, inputs[part], targets[part]).items():
                 total[name] = total.get(name, 0.0) + share * value
-        squares = [sum(_squares(p.grad) for p in block.parameters()) for block in model.blocks]
+        whole = learner.parallel.whole
+        squares = [
+            sum(_squares(None if p.grad is None else whole(p.grad)) for p in block.parameters())
+            for block in model.blocks
+        ]
     finally:
         learner.optimizer.zero_grad(set_to_none=True)
     for name in [name for name in total if name.endswith("_rms")]:
@@ -113,13 +117,15 @@ def _measure_part(learner: Learner, inputs: Tokens, targets: Tokens) -> dict[str
     outputs = [output_BTD.detach().to(wide) for output_BTD in record.outputs]
     gradients = [output_BTD.grad for output_BTD in record.outputs]
     sums = [first + second for first, second in zip(outputs[1::2], outputs[2::2], strict=True)]
+    with learner.parallel.whole_rule():
+        mixing = _mixing(model.residual, outputs, record.reads)
     return {
         "loss_nats": np.array(losses_BT.detach().double().mean().item()),
         "read_rms": _mean_squares(record.reads),
         "output_rms": _mean_squares(outputs),
         "output_gradient_rms": _mean_squares([g for g in gradients if g is not None]),
         "block_output_rms": _mean_squares(sums),
-        **_mixing(model.residual, outputs, record.reads),
+        **mixing,
     }
 
 

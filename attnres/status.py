@@ -33,10 +33,10 @@ State = Literal["running", "finished", "diverged", "failed", "preempted", "cance
 class StatusFile:
     """The trial's own status. `update` may be called at every step; it writes at most every two seconds."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, new_attempt: bool = True) -> None:
         self.path = folder / STATUS_FILE
         before = _earlier(folder)
-        self.attempts = int(before["attempts"]) + 1 if before else 1
+        self.attempts = int(before["attempts"]) + new_attempt if before else 1
         now = time.time()
         self._fields: dict[str, Any] = {
             "state": "running",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal
@@ -19,6 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 CANCEL_FILE = "cancel"
 EXIT_CANCELLED = 76
 SECONDS_BETWEEN_LOOKS = 1.0  # for the file
+CANCEL_WISH = 1000  # beside the numbers of signals
 
 
 class Preempted(Exception):
@@ -28,6 +30,7 @@ class Preempted(Exception):
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.wish = signal_number
         # SIGUSR2 asks for the same as SIGTERM, and launchers know that code.
         self.exit_code = 130 if signal_number == signal.SIGINT else 143
 
@@ -39,7 +42,13 @@ class Cancelled(Preempted):
 
     def __init__(self) -> None:
         Exception.__init__(self, "cancelled")
+        self.wish = CANCEL_WISH
         self.exit_code = EXIT_CANCELLED
+
+
+def stopped(wish: int) -> Preempted:
+    """The exception for a signal's number, or for CANCEL_WISH."""
+    return Cancelled() if wish == CANCEL_WISH else Preempted(wish)
 
 
 class StopSignals:
@@ -47,11 +56,13 @@ class StopSignals:
     usual.
 
     `check` also raises Cancelled once the folder has a cancel file. Python delivers signals to the main
-    thread only; elsewhere they do nothing.
+    thread only; elsewhere they do nothing. `agree` is given this process' wish (0 for none) at every check;
+    where several processes train together it says what any of them wishes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, agree: Callable[[int], int] = int) -> None:
         self.folder = folder
+        self._agree = agree
         self._received: int | None = None
         self._before: dict[int, Any] = {}
         self._looked = -SECONDS_BETWEEN_LOOKS
@@ -70,12 +81,16 @@ class StopSignals:
 
     def check(self) -> None:
         """Raise Preempted if a signal has asked to stop, Cancelled if a file has."""
+        if wish := self._agree(self._wish()):
+            raise stopped(wish)
+
+    def _wish(self) -> int:
         if self._received is not None:
-            raise Preempted(self._received)
+            return self._received
         if time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            if cancel_asked(self.folder):
-                raise Cancelled
+            return CANCEL_WISH if cancel_asked(self.folder) else 0
+        return 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ from attnres.compose import compose_trial
 from attnres.config import TrialConfig
 from attnres.data import sampler
 from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.distributed import launched
+from attnres.distributed.bystander import NoReporter, NoStatus
+from attnres.distributed.group import Group, is_lost_connection, open_group
+from attnres.distributed.parent import ProcessesFailed, train_in_processes
 from attnres.errors import UserError
 from attnres.evaluate import evaluation_row, open_validation, summarise
 from attnres.folder import finished_record, prepare_folder
 from attnres.lock import TrialLock, is_locked
 from attnres.notice import warn
 from attnres.origin import origin_of
-from attnres.outcome import make_record, summary
+from attnres.outcome import make_record, record_failure, summary
 from attnres.record import RECORD_FILE, write_record
 from attnres.reporting import Reporter
 from attnres.resume import check_same, read_config
@@ -42,22 +47,44 @@ def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
     A trial that has such a record already is not trained again. Raises TrialBusy if another process trains
     it, Preempted (Cancelled) after a signal (a cancel file) and a checkpoint; any other exception leaves a
     record with status failed, which does not stop a later run.
+
+    A trial of several processes starts them, unless this is one of them, and raises ProcessesFailed if one
+    fails. In all of them this returns the record; what only the first one meets is LostProcess in the others.
     """
-    with TrialLock(trial.folder), StopSignals(trial.folder) as signals:
-        if done := finished_record(trial.folder):
+    if trial.config.runtime.processes > 1 and not launched.inside_torchrun():
+        return train_in_processes(trial, corpus)
+    with (
+        open_group(trial) as group,
+        ExitStack() as stack,
+        StopSignals(trial.folder, group.stop_wish) as signals,
+    ):
+
+        def begin() -> tuple[dict[str, Any] | None, bool]:
+            stack.enter_context(TrialLock(trial.folder))
+            done = finished_record(trial.folder)
+            cancelled = cancel_asked(trial.folder)  # while it waited in a queue
+            if not done and not cancelled:
+                prepare_folder(trial)
+            return done, cancelled
+
+        done, cancelled = group.shared(begin)
+        if done:
             return done
-        if cancel_asked(trial.folder):  # while it waited in a queue
+        if cancelled:
             raise Cancelled
-        prepare_folder(trial)
-        status, state = StatusFile(trial.folder, trial.steps), RunState()
+        status = StatusFile(trial.folder, trial.steps) if group.main else NoStatus()
+        state = RunState()
         status.update()  # seen as running from here on, and counted as an attempt
         try:
-            record = _train(trial, corpus, state, status, signals)
+            record = _train(trial, corpus, state, status, signals, group)
         except Preempted as error:
             status.end(error.state, str(error), step=state.step)
             raise
         except Exception as error:
-            _record_failure(trial, corpus, state, status, error)
+            lost = is_lost_connection(error)
+            if isinstance(status, StatusFile) and not lost:
+                record_failure(trial, corpus, state, status, _in_words(error), origin_of(error))
+            group.tell_failure(_in_words(error), "lost" if lost else origin_of(error), state)
             raise
         loss_nats = record["validation"]["loss_nats"] if record["validation"] else None
         status.end(record["status"], record["reason"], step=state.step, loss_nats=loss_nats)
@@ -65,7 +92,12 @@ def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
 
 
 def _train(
-    trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, signals: StopSignals
+    trial: Trial,
+    corpus: PackedCorpus,
+    state: RunState,
+    status: StatusFile | NoStatus,
+    signals: StopSignals,
+    group: Group,
 ) -> dict[str, Any]:
     """Start, the training loop, and the end. `state` fills as it goes, so that a failure can say how far it
     came.
@@ -79,16 +111,27 @@ def _train(
 
     config, clock = trial.config, state.clock
     with clock.measure("startup"):
-        learner = Learner(trial)  # first: it refuses a device that is not there
+        learner = Learner(trial, group)  # first: it refuses a device that is not there
         state.environment = describe(trial)
         train_tokens, validation = corpus.train(), open_validation(trial, corpus)
         checkpoints = Checkpoints(trial.folder, trial.id)
-        saved = checkpoints.load()
-        if saved:
-            learner.load_state(saved["learner"])
+        tensors: dict[str, Any] = {}  # of the checkpoint; only the main process reads it
+
+        def load() -> dict[str, Any] | None:
+            saved = checkpoints.load()
+            if saved:
+                tensors.update(saved.pop("learner"))
+            return saved
+
+        if saved := group.shared(load):
+            learner.load_state(tensors)
             state.load(saved["run"])
-        probe_file, probed_steps = ProbeFile(trial, state.step), probe_steps(trial)
-        reporter = Reporter(trial, state, status, saved["metrics"] if saved else None)
+        probed_steps = probe_steps(trial)
+        probe_file = ProbeFile(trial, state.step) if group.main else None
+        probed = group.shared(lambda: set(probe_file.rows) if probe_file else set())
+        reporter: Reporter | NoReporter = NoReporter()
+        if isinstance(status, StatusFile):
+            reporter = Reporter(trial, state, status, saved["metrics"] if saved else None)
 
     def batch() -> sampler.Batch:
         model = config.model
@@ -112,12 +155,29 @@ def _train(
         with clock.measure("probe"):
             windows = max(1, config.tracking.probe_tokens // config.model.context)
             part = validation.inputs[:windows], validation.targets[:windows]
-            probe_file.add(state.step, measure(learner, *part))
+            probes = measure(learner, *part)
+            probed.add(state.step)
+            if probe_file is not None:
+                probe_file.add(state.step, probes)
 
     def save() -> None:
         with clock.measure("checkpoint"):
-            metrics = reporter.metrics_state()
-            checkpoints.save({"learner": learner.state(), "run": state.to_dict(), "metrics": metrics})
+            learned = learner.state()
+            if isinstance(reporter, Reporter):
+                metrics = reporter.metrics_state()
+                checkpoints.save({"learner": learned, "run": state.to_dict(), "metrics": metrics})
+
+    def close(status_word: str, reason: str | None, weights: dict[str, Any] | None) -> dict[str, Any]:
+        assert isinstance(reporter, Reporter) and isinstance(status, StatusFile)
+        record = make_record(trial, corpus, state, status_word, reason, status)
+        record["timing"]["metrics_rows_missing"] = reporter.metrics_rows_missing
+        record["timing"]["peak_memory_bytes"] = learner.peak_memory_bytes()
+        if weights is not None:
+            save_weights(trial, weights)
+        write_record(trial.folder, record)
+        checkpoints.remove()
+        reporter.outcome = summary(record), EXIT_CODES[status_word]
+        return record
 
     with reporter:
         if config.runtime.compile:
@@ -129,7 +189,7 @@ def _train(
             while True:
                 if state.step in trial.evaluation_steps and not state.evaluated(state.step):
                     evaluate(final=state.step == trial.steps)
-                if state.step in probed_steps and state.step not in probe_file.rows:
+                if state.step in probed_steps and state.step not in probed:
                     probe()
                 if state.step == trial.steps:
                     break
@@ -139,7 +199,7 @@ def _train(
                     state.finish_step(result.loss_nats)
                 with clock.measure("train"):
                     reporter.step(result)
-                if time.monotonic() - saved_at >= config.runtime.checkpoint_seconds:
+                if group.any(time.monotonic() - saved_at >= config.runtime.checkpoint_seconds):
                     save()
                     saved_at = time.monotonic()
         except Diverged as error:
@@ -148,28 +208,13 @@ def _train(
         except Preempted:
             save()
             raise
-        record = make_record(trial, corpus, state, status_word, reason, status)
-        record["timing"]["metrics_rows_missing"] = reporter.metrics_rows_missing
-        record["timing"]["peak_memory_bytes"] = learner.peak_memory_bytes()
-        if config.runtime.keep_weights and status_word == "finished":
-            save_weights(trial, learner.model)
-        write_record(trial.folder, record)
-        checkpoints.remove()
-        reporter.outcome = summary(record), EXIT_CODES[status_word]
-        return record
+        kept = config.runtime.keep_weights and status_word == "finished"
+        weights = learner.state()["model"] if kept else None
+        return group.shared(lambda: close(status_word, reason, weights))
 
 
-def _record_failure(
-    trial: Trial, corpus: PackedCorpus, state: RunState, status: StatusFile, error: Exception
-) -> None:
-    """A record with status failed. It has no results, and the next run of the trial replaces it."""
-    reason, origin = " ".join(f"{type(error).__name__}: {error}".split()), origin_of(error)
-    try:
-        record = make_record(trial, corpus, state, "failed", reason, status) | {"origin": origin}
-        write_record(trial.folder, record)
-    except OSError as another:  # most likely the same trouble; the first error is the one to show
-        warn(f"{trial.folder / RECORD_FILE}: {another.strerror}: the failure could not be recorded")
-    status.end("failed", reason, origin, step=state.step)
+def _in_words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def run(config: TrialConfig, folder: Path | None = None) -> int:
@@ -183,15 +228,23 @@ def run(config: TrialConfig, folder: Path | None = None) -> int:
     trial = resolve(config, corpus)
     if folder is not None:
         check_same(folder, trial)
-    for warning in trial.warnings:
+    first = launched.rank() == 0
+    for warning in trial.warnings if first else ():
         warn(warning)
-    if not is_locked(trial.folder):
+    if first and not is_locked(trial.folder):
         forget_cancel(trial.folder)  # whoever asks for the trial by name wants it
     try:
         record = train(trial, corpus)
     except Preempted as error:
-        print(f"{trial.name}: {error} after a checkpoint; the same command continues", file=sys.stderr)
+        if first:
+            print(f"{trial.name}: {error} after a checkpoint; the same command continues", file=sys.stderr)
+        # torchrun ends all processes with the first that fails: that is not to be one that only follows.
+        return error.exit_code if first else 0
+    except ProcessesFailed as error:
+        print(f"{trial.name}: {error}; the same command tries again", file=sys.stderr)
         return error.exit_code
+    if not first:
+        return 0
     print(f"record: {trial.folder / RECORD_FILE}")
     print(f"{trial.name}: {record['status']}{_result(record)}")
     return EXIT_CODES[record["status"]]

@@ -37,6 +37,8 @@ _OUTSIDE_ID = {
         "log_every_steps",
         "keep_weights",
         "device",
+        "parallel",
+        "processes",
     ),
     "budget": ("tokens", "tokens_per_parameter", "flops"),  # the resolved number of steps counts
 }

@@ -78,7 +78,7 @@ class StudyConfig:
 class LaunchConfig:
     """How a study is launched; nothing here can change a trial's numbers."""
 
-    workers: int | None  # trials at once; null: cores / runtime.threads
+    workers: int | None  # trials at once; null: cores / (runtime.threads * runtime.processes)
     max_retries: int
     grace_seconds: float
     report_seconds: float
@@ -93,9 +93,9 @@ class LaunchConfig:
         if self.max_retries < 0:
             raise ConfigError("launch.max_retries", self.max_retries, "must not be negative")
 
-    def worker_count(self, threads: int) -> int:
-        """Trials at once: one thread each on every core, unless the user says otherwise."""
-        return self.workers if self.workers is not None else max(1, available_cores() // threads)
+    def worker_count(self, cores: int) -> int:
+        """Trials at once, of so many cores each: one thread on every core, unless the user says otherwise."""
+        return self.workers if self.workers is not None else max(1, available_cores() // cores)
 
 
 @dataclass(frozen=True)

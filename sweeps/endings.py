@@ -20,6 +20,8 @@ def from_outside(code: int) -> str | None:
         return f"killed by {_signal_name(-code)}"
     if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
         return "stopped from outside"
+    if code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGBUS, 128 + signal.SIGABRT):
+        return f"one of its processes was killed by {_signal_name(code - 128)}"
     if code == 255:  # the fork server died and took the exit code with it
         return "lost"
     return None

@@ -38,7 +38,7 @@ checkpoints. Two launches of one study at once share the work. Exit code 0: all 
 signal. docs/launching.md has more.
 
   study.KEY=VALUE   changes the study: study.seeds=[0,1] study.sizes=[cpu_50k]
-  launch.workers=N  trials at once (default: cores / runtime.threads)
+  launch.workers=N  trials at once (default: cores / those of a trial, runtime.threads * processes)
   executor=NAME     where trials run: local (here, the default), slurm or ray, with executor.KEY=VALUE;
                     docs/executors.md says what each needs and what stopping does there
   runs_dir=DIR      where records are (default: runs)

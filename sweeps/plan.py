@@ -33,7 +33,7 @@ The table of a study's trials: parameters, tokens, FLOPs, steps, estimated time 
 machine, and totals. A warning says where the trials that run at once need more memory than there is.
 
   study.KEY=VALUE   changes the study: study.seeds=[0,1] study.axes.optim.beta2=[0.9,0.95]
-  launch.workers=N  trials at once (default: cores / runtime.threads)
+  launch.workers=N  trials at once (default: cores / those of a trial, runtime.threads * processes)
   executor=NAME     counts trials at once as this executor would; times stay those of this machine
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2

@@ -50,8 +50,8 @@ class RayExecutor:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray = importlib.import_module("ray")
         self.target, self.threads = target, study.threads
-        uses_gpu = any(planned.trial.device == "cuda" for planned in study.trials)
-        asked = task_options(settings, study.threads, uses_gpu)
+        gpus = study.processes if any(p.trial.device == "cuda" for p in study.trials) else 0
+        asked = task_options(settings, study.cores, gpus)
         self._connect(settings, asked)
         # A worker of its own for each trial, and no retries but the runner's.
         self._task = self._ray.remote(max_calls=1, max_retries=0, **asked)(run_task)
@@ -126,11 +126,11 @@ class RayExecutor:
             warn(f"executor=ray: {why}; it waits until one comes")
 
 
-def task_options(settings: RayConfig, threads: int, uses_gpu: bool) -> dict[str, Any]:
+def task_options(settings: RayConfig, cores: int, gpus: int) -> dict[str, Any]:
     """What Ray is asked to set aside for every trial."""
     options: dict[str, Any] = {
-        "num_cpus": settings.cpus if settings.cpus is not None else threads,
-        "num_gpus": settings.gpus if settings.gpus is not None else int(uses_gpu),
+        "num_cpus": settings.cpus if settings.cpus is not None else cores,
+        "num_gpus": settings.gpus if settings.gpus is not None else gpus,
     }
     if settings.memory_bytes is not None:
         options["memory"] = settings.memory_bytes

@@ -46,8 +46,8 @@ class SlurmExecutor:
         submitit = importlib.import_module("submitit")
         self._refusals = (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError)
         self._submitit = submitit.SlurmExecutor(folder=self.folder)
-        uses_gpu = any(planned.trial.device == "cuda" for planned in study.trials)
-        self._submitit.update_parameters(**job_parameters(settings, study.name, study.threads, uses_gpu))
+        gpus = study.processes if any(p.trial.device == "cuda" for p in study.trials) else 0
+        self._submitit.update_parameters(**job_parameters(settings, study.name, study.cores, gpus))
         self._waiting: list[SlurmAttempt] = []  # to be submitted
         self._not_before = 0.0  # seconds of time.monotonic
         self._accepted = 0  # jobs that Slurm has taken
@@ -166,10 +166,10 @@ class SlurmExecutor:
             return None  # none, or torn: at worst a second job finds the trial locked or done
 
 
-def job_parameters(settings: SlurmConfig, study: str, threads: int, uses_gpu: bool) -> dict[str, Any]:
+def job_parameters(settings: SlurmConfig, study: str, cores: int, gpus: int) -> dict[str, Any]:
     """What submitit is told of every job."""
-    cpus = settings.cpus if settings.cpus is not None else threads
-    gpus = settings.gpus if settings.gpus is not None else int(uses_gpu)
+    cpus = settings.cpus if settings.cpus is not None else cores
+    gpus = settings.gpus if settings.gpus is not None else gpus
     return {
         "job_name": f"attnres-{study}",
         "partition": settings.partition,

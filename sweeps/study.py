@@ -81,9 +81,19 @@ class Study:
         return max(planned.trial.config.runtime.threads for planned in self.trials)
 
     @property
+    def processes(self) -> int:
+        """Processes of a trial, each with so many threads or a GPU (the most that any of them asks for)."""
+        return max(planned.trial.config.runtime.processes for planned in self.trials)
+
+    @property
+    def cores(self) -> int:
+        """Cores that a trial keeps busy."""
+        return max(planned.trial.config.runtime.cores for planned in self.trials)
+
+    @property
     def workers(self) -> int:
         """Trials at once."""
-        return self.config.launch.worker_count(self.threads)
+        return self.config.launch.worker_count(self.cores)
 
 
 def load_study(

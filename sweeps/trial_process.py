@@ -21,6 +21,7 @@ from pathlib import Path
 
 from attnres.cli import EXIT_USER_ERROR
 from attnres.data.corpus import PackedCorpus
+from attnres.distributed.parent import ProcessesFailed
 from attnres.errors import RecordError, UserError
 from attnres.lock import TrialBusy, TrialLock
 from attnres.origin import Origin, origin_of
@@ -50,6 +51,9 @@ def train_trial(trial: Trial, corpus: PackedCorpus) -> int:
         record = training.train(trial, corpus)
     except Preempted as error:
         print(f"{trial.name}: {error} after a checkpoint", file=sys.stderr)
+        return error.exit_code
+    except ProcessesFailed as error:
+        print(f"{trial.name}: {error}", file=sys.stderr)
         return error.exit_code
     return int(training.EXIT_CODES[record["status"]])
 

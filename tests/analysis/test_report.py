@@ -160,6 +160,8 @@ def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:
         ("runtime", "microbatch_size", 4, "runtime.microbatch_size (4, absent; size1)"),
         ("runtime", "compile", True, "runtime.compile (absent, true; size1)"),
         ("runtime", "checkpoint_activations", True, "runtime.checkpoint_activations (absent, true; size1)"),
+        ("runtime", "parallel", "ddp", "runtime.parallel (ddp, none; size1)"),
+        ("runtime", "processes", 2, "runtime.processes (1, 2; size1)"),
     ):
         before = path.read_text()
         record = json.loads(before)

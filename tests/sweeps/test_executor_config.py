@@ -97,13 +97,13 @@ def test_what_slurm_is_asked_for() -> None:
     words = "executor.gpus=2 executor.memory=8G executor.parameters=['constraint=a100','exclusive']".split()
     settings = load_sweep([STUDY, "executor=slurm", "executor.time_minutes=90", *words]).executor
     assert isinstance(settings, SlurmConfig)
-    asked = job_parameters(settings, "smoke", threads=3, uses_gpu=False)
+    asked = job_parameters(settings, "smoke", cores=3, gpus=0)
     assert (asked["time"], asked["cpus_per_task"], asked["gpus_per_node"], asked["mem"]) == (90, 3, 2, "8G")
     assert asked["additional_parameters"] == {"requeue": True, "constraint": "a100", "exclusive": True}
     by_default = load_sweep([STUDY, "executor=slurm"]).executor
     assert isinstance(by_default, SlurmConfig)
-    assert job_parameters(by_default, "smoke", 1, uses_gpu=True)["gpus_per_node"] == 1
-    assert job_parameters(by_default, "smoke", 1, uses_gpu=False)["gpus_per_node"] is None
+    assert job_parameters(by_default, "smoke", 1, gpus=1)["gpus_per_node"] == 1
+    assert job_parameters(by_default, "smoke", 1, gpus=0)["gpus_per_node"] is None
 
 
 def test_what_ray_is_asked_for() -> None:

@@ -188,7 +188,7 @@ def test_interrupts_are_counted_and_an_ignored_signal_stays_ignored() -> None:
 def test_workers_default_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.config.available_cores", lambda: 6)
     settings = LaunchConfig(None, 2, 1, 1, "continue", None)
-    assert [settings.worker_count(threads) for threads in (1, 2, 4, 8)] == [6, 3, 1, 1]
+    assert [settings.worker_count(cores) for cores in (1, 2, 4, 8)] == [6, 3, 1, 1]
 
 
 @pytest.fixture(autouse=True)
