@@ -15,6 +15,7 @@ from attnres.cli import help_text, reject_options, run_command, take_flag, take_
 from attnres.compose import compose_trial
 from attnres.data import sampler
 from attnres.data.corpus import PackedCorpus, open_corpus
+from attnres.errors import ConfigError
 from attnres.evaluate import open_validation
 from attnres.peak_memory import training_bytes_at_least
 from attnres.trial import Trial, resolve
@@ -33,6 +34,9 @@ def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
     optimizer. The peak is the resident set of this whole process on a CPU, what torch has allocated on a
     GPU.
     """
+    if (processes := trial.config.runtime.processes) > 1:
+        why = "a trial of several processes is not timed; runtime=cpu or runtime=cuda times one process"
+        raise ConfigError("runtime.processes", processes, why)
     start = time.perf_counter()
     from attnres.learner import Learner  # timed: it imports torch
 

@@ -126,10 +126,12 @@ class Learner:
         return self.group.concatenate(np.concatenate(losses))[: len(inputs)]
 
     def peak_memory_bytes(self) -> int:
-        """Most memory so far: the resident set of this process on a CPU, what torch allocated on a GPU."""
+        """Most memory so far: the resident sets of all processes on CPUs, what torch allocated on the fullest
+        GPU. Called on all processes together.
+        """
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return process_peak_bytes()
+            return self.group.largest(torch.cuda.max_memory_allocated(self.device))
+        return round(self.group.mean(process_peak_bytes()) * self.group.size)
 
     def state(self) -> dict[str, Any]:
         """Called on all processes together; the main one's is whole, and that of a single process."""

@@ -31,16 +31,19 @@ def process_peak_bytes() -> int:
 
 
 def training_bytes_at_least(trial: Trial) -> int:
-    """A lower bound of a trial's peak: resident bytes on a CPU, allocated bytes on a GPU.
+    """A lower bound of a trial's peak: resident bytes of all its processes on a CPU, allocated bytes on one
+    GPU.
 
     Parameters and the optimizer's states live always; at the end of the forward pass what the backward pass
     needs lives too, at the end of the backward pass the gradients. Of a residual rule only the stream that
     every rule has is counted.
     """
-    state = _state_bytes(trial)
-    parameters = 4 * trial.counts.total_parameters
+    runtime = trial.config.runtime
+    parts = runtime.processes if runtime.parallel == "fsdp" else 1
+    state = _state_bytes(trial) // parts
+    parameters = 4 * trial.counts.total_parameters // parts
     peak = max(state + _activation_bytes(trial), state + parameters)
-    return peak + (PROCESS_BYTES if trial.device == "cpu" else 0)
+    return (peak + PROCESS_BYTES) * runtime.processes if trial.device == "cpu" else peak
 
 
 def _state_bytes(trial: Trial) -> int:
@@ -55,7 +58,7 @@ def _state_bytes(trial: Trial) -> int:
 def _activation_bytes(trial: Trial) -> int:
     """What autograd keeps of one microbatch, from the products and norms of the model's equations."""
     model, runtime = trial.config.model, trial.config.runtime
-    tokens = (runtime.microbatch_size or model.batch_size) * model.context
+    tokens = (runtime.microbatch_size or model.batch_size // runtime.processes) * model.context
     inner = model.heads * model.head_channels
     number = 2 if runtime.dtype == "bfloat16" else 4
     if runtime.compile:  # keeps what is dear to compute, and computes norms, rotations and products again

@@ -167,11 +167,13 @@ def _train(
                 metrics = reporter.metrics_state()
                 checkpoints.save({"learner": learned, "run": state.to_dict(), "metrics": metrics})
 
-    def close(status_word: str, reason: str | None, weights: dict[str, Any] | None) -> dict[str, Any]:
+    def close(
+        status_word: str, reason: str | None, weights: dict[str, Any] | None, peak_memory_bytes: int
+    ) -> dict[str, Any]:
         assert isinstance(reporter, Reporter) and isinstance(status, StatusFile)
         record = make_record(trial, corpus, state, status_word, reason, status)
         record["timing"]["metrics_rows_missing"] = reporter.metrics_rows_missing
-        record["timing"]["peak_memory_bytes"] = learner.peak_memory_bytes()
+        record["timing"]["peak_memory_bytes"] = peak_memory_bytes
         if weights is not None:
             save_weights(trial, weights)
         write_record(trial.folder, record)
@@ -210,7 +212,8 @@ def _train(
             raise
         kept = config.runtime.keep_weights and status_word == "finished"
         weights = learner.state()["model"] if kept else None
-        return group.shared(lambda: close(status_word, reason, weights))
+        peak_memory_bytes = learner.peak_memory_bytes()
+        return group.shared(lambda: close(status_word, reason, weights, peak_memory_bytes))
 
 
 def _in_words(error: Exception) -> str:

@@ -85,7 +85,11 @@ def calibrate(
 ) -> dict[str, Calibration]:
     """Calibrations of all cells; what is not known, or with `again` everything, is measured and kept."""
     found = {} if again else known(study)
-    missing = {planned.cell: planned for planned in study.trials if planned.cell not in found}
+    untimed = {p.cell: p for p in study.trials if p.cell not in found and _processes(p) > 1}
+    if untimed:
+        first = next(iter(untimed))
+        say(f"not timed: {first} and all that run in several processes ({len(untimed)} shapes)")
+    missing = {p.cell: p for p in study.trials if p.cell not in found | untimed}
     if not missing:
         return found
     side_by_side = capacity(study).side_by_side
@@ -173,6 +177,10 @@ def _key(planned: PlannedTrial, workers: int) -> str:
     return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
 
 
+def _processes(planned: PlannedTrial) -> int:
+    return planned.trial.config.runtime.processes
+
+
 def _path(planned: PlannedTrial, workers: int) -> Path:
     return cache_root(planned.trial.config.data.cache_dir) / "calibration" / f"{_key(planned, workers)}.json"
 
@@ -193,6 +201,8 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     if record["status"] != "finished" or record["environment"].get("cpu") != _processor():
         return None
     timing: Mapping[str, Any] = record["timing"]
+    if record["config"].get("runtime", {}).get("processes", 1) != _processes(planned):
+        return None
     if timing["attempts"] != 1:
         return None  # its times hold the attempts that were cut off
     train, evaluation, wall = (timing[f"{part}_seconds"] for part in ("train", "evaluation", "wall"))

@@ -45,6 +45,6 @@ def _workers(study: Study, settings: ExecutorConfig) -> tuple[int, bool]:
     if isinstance(settings, RayConfig):
         if settings.address is not None:
             return everything, False
-        cpus = settings.cpus if settings.cpus is not None else study.threads
+        cpus = settings.cpus if settings.cpus is not None else study.cores
         return min(everything, max(1, int(available_cores() / cpus))), True
     return study.workers, True

@@ -66,7 +66,9 @@ def stop_at(overrides: list[str], row: int, number: signal.Signals = signal.SIGT
 
 def wait_for_rows(folder: Path, rows: int, process: subprocess.Popen[str]) -> None:
     file = folder / METRICS_FILE
-    wait_until(lambda: process.poll() is not None or (file.exists() and file.read_bytes().count(b"\n") >= rows))
+    wait_until(
+        lambda: process.poll() is not None or (file.exists() and file.read_bytes().count(b"\n") >= rows)
+    )
     assert process.poll() is None, process.communicate()[0]
 
 

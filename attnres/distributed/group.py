@@ -72,6 +72,9 @@ class Group:
         """
         return mine
 
+    def largest(self, number: int) -> int:
+        return number
+
     def tell_failure(self, reason: str, origin: Origin | Literal["lost"], state: RunState) -> None:
         """Tell the trial's own process what ended this one; "lost": the end of another process."""
 
@@ -133,10 +136,10 @@ class Processes(Group):
         return value
 
     def any(self, flag: bool) -> bool:
-        return self._largest(int(flag)) > 0
+        return self.largest(int(flag)) > 0
 
     def stop_wish(self, mine: int) -> int:
-        return self._largest(mine or self._asked())
+        return self.largest(mine or self._asked())
 
     def tell_failure(self, reason: str, origin: Origin | Literal["lost"], state: RunState) -> None:
         if self._folder is None:
@@ -156,7 +159,7 @@ class Processes(Group):
         self._torch.distributed.all_gather(all_of_them, mine)
         return self._torch.cat(all_of_them).numpy()
 
-    def _largest(self, number: int) -> int:
+    def largest(self, number: int) -> int:
         value = self._torch.tensor(number)
         self._torch.distributed.all_reduce(value, self._torch.distributed.ReduceOp.MAX)
         return int(value)
