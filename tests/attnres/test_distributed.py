@@ -95,9 +95,8 @@ def result(tmp_path: Path, code: int = 1, asked: Preempted | None = None, **file
 def failure(rank: int, reason: str, origin: str) -> dict[str, object]:
     state = RunState(step=7, first_loss_nats=3.0)
     state.recent_losses.append(2.5)
-    return {
-        "rank": rank, "reason": reason, "origin": origin, "state": state.to_dict(), "environment": {"cpu": "x"}
-    }  # fmt: skip
+    told = {"rank": rank, "reason": reason, "origin": origin}
+    return told | {"state": state.to_dict(), "environment": {"cpu": "x"}}
 
 
 def test_outcomes_are_those_of_a_single_process(tmp_path: Path) -> None:
