@@ -33,7 +33,7 @@ class NoReporter:
     def diverged(self, reason: str) -> None:
         pass
 
-    def heartbeat(self) -> None:
+    def heartbeat(self, *_: Any) -> None:
         pass
 
     def __enter__(self) -> NoReporter:

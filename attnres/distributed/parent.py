@@ -103,7 +103,9 @@ def _result(
     trial: Trial, corpus: PackedCorpus, folder: Path, agent_code: int, asked: Preempted | None
 ) -> dict[str, Any]:
     """The record, or the exception that the same end would be in a trial of one process."""
-    if killed := _killed(trial, folder, agent_code, asked):
+    told = [messages.read(folder, path.name) for path in sorted(folder.glob(messages.FAILURE_FILES))]
+    own = next((failure for failure in told if failure["origin"] != "lost"), None)
+    if killed := _killed(trial, folder, agent_code, asked is not None, own is not None):
         (trial.folder / RECORD_FILE).unlink(missing_ok=True)  # the first process took it for its own failure
         _note(trial, killed[0])
         raise ProcessesFailed(*killed)
@@ -119,17 +121,26 @@ def _result(
             raise UserError(outcome["text"])
     if asked is not None:  # before the processes listened
         raise asked
-    raise _failed(trial, corpus, folder, agent_code)
+    if own is not None:
+        raise _failed(trial, corpus, own)
+    reason = told[0]["reason"] if told else f"torchrun ended with exit code {agent_code}"
+    _note(trial, reason)
+    raise ProcessesFailed(reason, EXIT_LOST if told else 1)
 
 
-def _killed(trial: Trial, folder: Path, agent_code: int, asked: Preempted | None) -> tuple[str, int] | None:
-    """Which process was killed by which signal, in words, and the exit code that says so."""
+def _killed(trial: Trial, folder: Path, agent_code: int, asked: bool, failed: bool) -> tuple[str, int] | None:
+    """Which process was killed by which signal, in words, and the exit code that says so.
+
+    Once a process has `failed`, torchrun ends the others by SIGTERM and, in the end, by SIGKILL.
+    """
     failures = messages.read(folder, messages.AGENT_FILE) or []
-    for failure in failures:
-        number = -failure["code"]
-        if number > 0 and not (asked and number == signal.SIGTERM):
-            who = f"process {failure['rank']} of {trial.config.runtime.processes}"
-            return f"{who} was killed by {_name(number)}", 128 + number
+    codes = {failure["code"]: failure["rank"] for failure in reversed(failures) if failure["code"] < 0}
+    by_torchrun = {-signal.SIGTERM, *([-signal.SIGKILL] if failed else [])}
+    if asked or failed or codes.keys() - by_torchrun:
+        codes = {code: rank for code, rank in codes.items() if code not in by_torchrun}
+    for code, rank in codes.items():
+        who = f"process {rank} of {trial.config.runtime.processes}"
+        return f"{who} was killed by {_name(-code)}", 128 - code
     if agent_code < 0:
         return f"torchrun was killed by {_name(-agent_code)}", 128 - agent_code
     return None
@@ -139,21 +150,15 @@ def _name(number: int) -> str:
     return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
 
 
-def _failed(trial: Trial, corpus: PackedCorpus, folder: Path, agent_code: int) -> ProcessesFailed:
-    """An exception in a process, which has told of it with how far it was; recorded here if it is not yet."""
-    told = [messages.read(folder, path.name) for path in sorted(folder.glob(messages.FAILURE_FILES))]
-    own = next((failure for failure in told if failure["origin"] != "lost"), None)
-    if own is None:
-        reason = told[0]["reason"] if told else f"torchrun ended with exit code {agent_code}"
-        _note(trial, reason)
-        return ProcessesFailed(reason, EXIT_LOST if told else 1)
-    reason = f"process {own['rank']} of {trial.config.runtime.processes}: {own['reason']}"
-    if own["rank"]:
-        state = RunState(environment=own["environment"])
-        state.load(own["state"])
+def _failed(trial: Trial, corpus: PackedCorpus, told: dict[str, Any]) -> ProcessesFailed:
+    """An exception in a process, which has told how far it was; recorded here if it is not yet."""
+    reason = f"process {told['rank']} of {trial.config.runtime.processes}: {told['reason']}"
+    if told["rank"]:
+        state = RunState(environment=told["environment"])
+        state.load(told["state"])
         with TrialLock(trial.folder):
             status = StatusFile(trial.folder, trial.steps, new_attempt=False)
-            record_failure(trial, corpus, state, status, reason, own["origin"])
+            record_failure(trial, corpus, state, status, reason, told["origin"])
     return ProcessesFailed(reason, 1)
 
 

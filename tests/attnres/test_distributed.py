@@ -133,7 +133,12 @@ def test_a_process_that_ended_from_outside(
 
 
 def test_an_exception_of_another_process_is_recorded(tmp_path: Path) -> None:
-    told = {"failure_0": failure(0, "gloo", "lost"), "failure_1": failure(1, "ValueError: no", "own")}
+    told: dict[str, object] = {
+        "failure_0": failure(0, "gloo", "lost"),
+        "failure_1": failure(1, "ValueError: no", "own"),
+    }
+    # The first process did not end of its own accord.
+    told["agent"] = [{"rank": 0, "code": -9}, {"rank": 1, "code": 1}]
     with pytest.raises(parent.ProcessesFailed) as caught:
         result(tmp_path, **told)
     record = read_record(tiny_trial(tmp_path)[0].folder / "record.json")
