@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from attnres.compose import group_options
 from attnres.errors import UserError
+from attnres.wandb_key import hide
 
 EXIT_USER_ERROR = 2
 
@@ -77,7 +78,8 @@ def _drop_output() -> None:
 
 
 def one_line(text: str) -> str:
-    """Values from files may hold line ends and terminal codes: they are written as escapes."""
+    """Values may hold line ends and terminal codes, which are written as escapes, and keys, which are not."""
+    text = hide(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

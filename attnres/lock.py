@@ -6,6 +6,7 @@ The lock file itself stays: removing it would let two processes lock two differe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -34,7 +35,7 @@ class TrialLock:
         self._handle = -1
 
     def __enter__(self) -> TrialLock:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         # Not inherited by programs that are started meanwhile (W&B's): they must not keep a dead trial
         # locked.
         handle = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -57,6 +58,13 @@ class TrialLock:
     ) -> None:
         os.close(self._handle)
         self._handle = -1
+
+
+def make_folder(folder: Path) -> None:
+    """Make a trial's folder. Raises OSError, for a symbolic link too: files of a trial stay in its runs."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link; a trial's folder is a real one", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _lock(handle: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from attnres.wandb_key import hide
+
 
 def warn(message: str) -> None:
     """Print `warning: <message>` in one line."""
-    print(f"warning: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"warning: {hide(' '.join(message.split()))}", file=sys.stderr, flush=True)

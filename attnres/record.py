@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import RecordError, TornRecordError
+from attnres.wandb_key import hide
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
@@ -128,13 +129,16 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, no part."""
+    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, no part.
+
+    A W&B key in the text is left out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile's: its files are for the owner only, and these folders are shared.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(hide(text))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -21,7 +21,7 @@ from attnres.errors import UserError
 from attnres.metrics import MetricsFile
 from attnres.notice import warn
 from attnres.trial import Trial
-from attnres.wandb_key import has_key, reason
+from attnres.wandb_key import has_key, hide, reason
 
 # WANDB_MODE as the user may write it -> what this project calls it. "dryrun" and "run" are W&B's old names.
 MODES = {
@@ -172,7 +172,7 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
         "WANDB_ENTITY": ("entity", config.tracking.entity),
         "WANDB_RUN_GROUP": ("group", config.study_name),
         "WANDB_JOB_TYPE": ("job_type", config.model.name),
-        "WANDB_TAGS": ("tags", list(config.tracking.tags)),
+        "WANDB_TAGS": ("tags", [hide(tag) for tag in config.tracking.tags]),
     }
     arguments: dict[str, Any] = {"mode": mode}
     arguments |= {
@@ -187,7 +187,7 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
         name=trial.name,
         resume="allow" if mode == "online" else None,
         config={
-            **to_mapping(config),
+            **json.loads(hide(json.dumps(to_mapping(config)))),
             "trial_id": trial.id,
             "attempt": attempt,
             "rule": config.residual.label(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.config import NAME_PATTERN
 from attnres.data.corpus import NotPacked
 from attnres.errors import ConfigError, RecordError, UserError
 from sweeps.launches import running_launches
@@ -57,6 +58,8 @@ def load_plan(argv: Sequence[str], config_dir: str | None) -> tuple[Path, dict[s
     """
     given = dict(word.partition("=")[::2] for word in argv)
     if given.keys() <= {"study", "runs_dir"} and given.get("study"):
+        if not NAME_PATTERN.fullmatch(given["study"]):
+            raise ConfigError("study", given["study"], "is not a name of a study")
         folder = Path(given.get("runs_dir", "runs")) / given["study"]
         if (folder / STUDY_FILE).is_file():
             return folder, _read_plan(folder / STUDY_FILE)
@@ -69,10 +72,15 @@ def load_plan(argv: Sequence[str], config_dir: str | None) -> tuple[Path, dict[s
     return study.folder, describe(study)
 
 
+_FIELDS = {"id", "name", "size", "rule", "seed"}
+
+
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        if all({"id", "name", "size", "rule", "seed"} <= trial.keys() for trial in plan["trials"]):
+        trials = plan["trials"]
+        # An id is the name of a folder below the study's.
+        if all(_FIELDS <= trial.keys() and NAME_PATTERN.fullmatch(trial["id"]) for trial in trials):
             return dict(plan)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass

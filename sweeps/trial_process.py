@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import io
 import multiprocessing
 import os
 import signal
@@ -23,11 +24,12 @@ from attnres.cli import EXIT_USER_ERROR
 from attnres.data.corpus import PackedCorpus
 from attnres.distributed.parent import ProcessesFailed
 from attnres.errors import RecordError, UserError
-from attnres.lock import TrialBusy, TrialLock
+from attnres.lock import TrialBusy, TrialLock, make_folder
 from attnres.origin import Origin, origin_of
 from attnres.status import note_failure, read_status
 from attnres.stop import Preempted
 from attnres.trial import Trial
+from attnres.wandb_key import hide
 
 TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
 # What the fork server loads once for all trials: the training, and what that imports when it starts.
@@ -107,8 +109,19 @@ def _has_told(trial: Trial) -> bool:
 
 def open_log(log: Path) -> int:
     """A descriptor that appends to the log. Raises OSError for a folder that cannot be written."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+class _Log(io.TextIOWrapper):
+    """A stream of the log, into which no key gets, not even in a traceback."""
+
+    def __init__(self, number: int, errors: str) -> None:
+        raw = io.FileIO(number, "w", closefd=False)
+        super().__init__(io.BufferedWriter(raw), "utf-8", errors, line_buffering=True)
+
+    def write(self, text: str) -> int:
+        return super().write(hide(text))
 
 
 def redirect(log: Path) -> None:
@@ -119,8 +132,7 @@ def redirect(log: Path) -> None:
     os.dup2(output, 2)
     os.close(nowhere)
     os.close(output)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout, sys.stderr = _Log(1, "replace"), _Log(2, "backslashreplace")
 
 
 def _follow_launcher(grace_seconds: float) -> None:
