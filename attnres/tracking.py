@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ class WandbRun:
         try:
             with _quiet_logging():
                 probe(self._folder)
-                self._run.summary.update(dict(summary))
+                self._run.summary.update(json.loads(hide(json.dumps(dict(summary)))))
                 self._run.finish(exit_code=exit_code)
         except Exception as error:
             self._give_up(error)
@@ -181,21 +182,25 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
     # The client's own settings too: from them it decides whether to report on itself over the network.
     own: dict[str, Any] = {"mode": mode}
     wandb.setup(wandb.Settings(**own))
-    run = wandb.init(
-        dir=str(root),
-        id=run_id,
-        name=trial.name,
-        resume="allow" if mode == "online" else None,
-        config={
-            **json.loads(hide(json.dumps(to_mapping(config)))),
-            "trial_id": trial.id,
-            "attempt": attempt,
-            "rule": config.residual.label(),
-        },
-        settings=wandb.Settings(**{key: value for key, value in settings.items() if key in known}),
-        reinit="finish_previous",
-        **arguments,
-    )
+    command, sys.argv = sys.argv, [hide(word) for word in sys.argv]  # which the client notes down
+    try:
+        run = wandb.init(
+            dir=str(root),
+            id=run_id,
+            name=trial.name,
+            resume="allow" if mode == "online" else None,
+            config={
+                **json.loads(hide(json.dumps(to_mapping(config)))),
+                "trial_id": trial.id,
+                "attempt": attempt,
+                "rule": config.residual.label(),
+            },
+            settings=wandb.Settings(**{key: value for key, value in settings.items() if key in known}),
+            reinit="finish_previous",
+            **arguments,
+        )
+    finally:
+        sys.argv = command
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     return WandbRun(run, root / "wandb")

@@ -60,7 +60,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("target", "said"),
     [
         (killed, "killed by SIGKILL"),
-        (terminated, "stopped at step 24 of 40|stopped from outside"),
+        pytest.param(terminated, "stopped at step 24 of 40|stopped from outside", marks=pytest.mark.slow),
         (silent, "its process ended without an error and without a finished record"),
     ],
     ids=["kill -9", "SIGTERM", "exit 0 without a record"],
@@ -79,6 +79,7 @@ def test_a_struck_trial_costs_only_itself(
     assert "continues at step" in (trial.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [killed, terminated], ids=["kill -9", "SIGTERM"])
 def test_a_struck_trial_is_tried_again_by_the_same_launch(
     workplace: Workplace, expected: dict[str, Any], target: Target
@@ -88,6 +89,7 @@ def test_a_struck_trial_is_tried_again_by_the_same_launch(
     assert results(study) == expected
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_every_checkpoint_costs_a_warning(
     workplace: Workplace, expected: dict[str, Any]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_disk_that_is_full_at_the_record_is_named_and_the_next_launch_goes_on(
         assert "continues at step" in log and log.count("step 1/40") == 1  # went on, did not begin anew
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_below_the_token_cache_is_one_line(
     workplace: Workplace, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,9 +173,20 @@ def test_a_read_only_runs_folder_is_one_line(
     assert results(study) == expected
 
 
-@pytest.mark.parametrize("content", [b"", b'{"schema": 1, "sta', b"\x00" * 64], ids=["empty", "cut", "zeros"])
+TORN = {"empty": b"", "cut": b'{"schema": 1, "sta', "zeros": b"\x00" * 64}
+FILES = ("record.json", "checkpoint.pt", "metrics.jsonl", "status.json", "../study.json")
+FAST = (("record.json", "cut"), ("checkpoint.pt", "zeros"), ("metrics.jsonl", "zeros"))
+
+
 @pytest.mark.parametrize(
-    "name", ["record.json", "checkpoint.pt", "metrics.jsonl", "status.json", "../study.json"]
+    ("name", "content"),
+    [
+        pytest.param(
+            name, TORN[kind], id=f"{name} {kind}", marks=() if (name, kind) in FAST else pytest.mark.slow
+        )
+        for name in FILES
+        for kind in TORN
+    ],
 )
 def test_a_torn_file_is_named_and_mended(
     workplace: Workplace, expected: dict[str, Any], name: str, content: bytes
@@ -196,6 +210,7 @@ def test_a_torn_file_is_named_and_mended(
     assert not list(trial.folder.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_torn_record_of_a_finished_trial_is_set_aside_and_trained_again(
     workplace: Workplace, expected: dict[str, Any]
 ) -> None:
