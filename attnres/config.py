@@ -291,9 +291,12 @@ class TrialConfig:
 
     def _check_shares(self) -> None:
         """Processes have equal shares of a batch, and their microbatches one size: the mean of the means is
-        then the mean.
+        then the mean. Shards are refused to an optimizer that needs whole matrices.
         """
         batch, processes = self.model.batch_size, self.runtime.processes
+        if self.runtime.parallel == "fsdp" and processes > 1 and isinstance(self.optim, MuonConfig):
+            why = "optim=muon updates whole matrices, not shards; choose runtime=ddp"
+            raise ConfigError("runtime.parallel", "fsdp", why)
         microbatch = self.runtime.microbatch_size
         if batch % processes:
             why = f"does not divide model.batch_size={batch}: each takes an equal share of every batch"

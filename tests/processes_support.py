@@ -22,7 +22,7 @@ from attnres.trial import Trial, resolve
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 20
 # Steps that last long enough to be stopped between them, and checkpoints that a kill may rely on.
-SLOW = ("model.depth=6", "model.width=64", "model.mlp_width=160", "model.batch_size=8", "model.context=64")
+SLOW = ("model.depth=6", "model.width=96", "model.mlp_width=256", "model.batch_size=8", "model.context=64")
 
 
 def overrides_for(root: Path, name: str, *more: str, steps: int = STEPS) -> list[str]:
@@ -56,8 +56,9 @@ def run(overrides: list[str], code: int = 0) -> str:
 
 def stop_at(overrides: list[str], row: int, number: signal.Signals = signal.SIGTERM) -> str:
     """Send a signal once the metrics have so many rows; returns what was printed. It has to end stopped."""
+    folder = the_trial(overrides).folder
     process = start(overrides)
-    wait_for_rows(the_trial(overrides).folder, row, process)
+    wait_for_rows(folder, row, process)
     process.send_signal(number)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else 143), said

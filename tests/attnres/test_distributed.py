@@ -31,6 +31,7 @@ from attnres.train import train
         (["runtime=ddp", "runtime.processes=0"], "runtime.processes=0: must be positive"),
         (["runtime=fsdp", "runtime.processes=3"], "runtime.processes=3: does not divide model.batch_size=4"),
         (["runtime=ddp", "runtime.microbatch_size=4"], "runtime.microbatch_size=4: does not divide"),
+        (["runtime=fsdp", "optim=muon"], "runtime.parallel=fsdp: optim=muon updates whole matrices"),
         (["runtime.parallel=dp"], "runtime.parallel=dp"),
     ],
 )
