@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     reject_options(argv)
     sys.stdout.write("")  # a closed stdout is an error now, not after an hour
     started = time.monotonic()
-    study = load_study(argv, config_dir, say, lambda config: check_installed(config.executor))
+    study = load_study(argv, config_dir, say, check=lambda config: check_installed(config.executor))
     trials = chosen_trials(study, words)
     for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")
