@@ -70,6 +70,8 @@ def parse_plan(text: str, place: str) -> dict[str, Any]:
     for key, kinds in (("claims", list), ("too_small", (bool, str)), ("purpose", str)):
         if not isinstance(plan.get(key), (kinds, type(None))):
             raise StudyError(f"{place}: {key}={plan[key]!r}: is of the wrong type")
+    if not isinstance(plan.get("rates"), (dict, type(None))):
+        raise StudyError(f"{place}: rates={plan['rates']!r}: is of the wrong type")
     if plan.get("report") not in (None, *REPORTS):
         raise StudyError(f"{place}: report={plan['report']!r}: one of {', '.join(REPORTS)}")
     return plan

@@ -8,15 +8,14 @@ from typing import Any
 
 from analysis.differences_report import REPORT_FOLDER
 from analysis.markdown import escape, how_lines, name, table
-from analysis.rates import RateCurve, RatesResult, compute_rates
+from analysis.rates import RateCurve, RatesResult
 from analysis.serialise import head, plain, write_json
-from analysis.study_data import StudyData
 from attnres.record import write_text_atomic
 
 
-def write_rates(data: StudyData, how: Mapping[str, Any], with_figures: bool) -> tuple[Path, list[str]]:
+def write_result(result: RatesResult, how: Mapping[str, Any], with_figures: bool) -> tuple[Path, list[str]]:
     """Write report.md, results.json, trials.csv and the figure: path of report.md, lines for the terminal."""
-    result = compute_rates(data)
+    data = result.data
     folder = data.folder / REPORT_FOLDER
     figures: list[str] = []
     if with_figures:
@@ -27,7 +26,7 @@ def write_rates(data: StudyData, how: Mapping[str, Any], with_figures: bool) -> 
     write_text_atomic(folder / "trials.csv", data.table.to_csv(index=False))
     path = folder / "report.md"
     write_text_atomic(path, render(result, how, figures))
-    return path, [best_line(curve) for curve in result.curves]
+    return path, best_lines(result)
 
 
 def to_json(result: RatesResult, how: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,20 +39,26 @@ def to_json(result: RatesResult, how: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def best_lines(result: RatesResult) -> list[str]:
+    absent = [f"{size} {rule}: {why}" for size, rule, why in result.absent]
+    return [*map(best_line, result.curves), *absent]
+
+
 def best_line(curve: RateCurve) -> str:
     """The best rate in words."""
     line = f"{curve.size} {curve.rule}: {curve.best_rate:.3g}, loss {curve.best_loss:.4f}"
-    if curve.at_edge:
-        return f"{line}; at the edge of the bracket: widen it"
     if curve.vertex_rate is None:
-        return f"{line}; no vertex: the losses do not form a bowl"
-    return f"{line}; vertex at {curve.vertex_rate:.3g}"
+        return f"{line}; {'' if curve.at_edge else 'no vertex: '}{curve.refused}"
+    between = ""
+    if curve.interval is not None:
+        between = f", 95 % [{curve.interval[0]:.3g}, {curve.interval[1]:.3g}] over seeds"
+    return f"{line}; vertex at {curve.vertex_rate:.3g}{between}"
 
 
 def render(result: RatesResult, how: Mapping[str, Any], figures: list[str]) -> str:
     data = result.data
     lines = [f"# {escape(data.name)}", "", *([escape(data.purpose), ""] if data.purpose else [])]
-    lines += ["## Best rates", "", *(f"- {escape(best_line(curve))}" for curve in result.curves), ""]
+    lines += ["## Best rates", "", *(f"- {escape(line)}" for line in best_lines(result)), ""]
     for size in result.sizes:
         lines += _size(result, size)
     for figure in figures:
@@ -66,7 +71,10 @@ def render(result: RatesResult, how: Mapping[str, Any], figures: list[str]) -> s
         "- Each rule at its own best rate is the fairer comparison, and still one of minima: it favours "
         "whichever has the noisier losses."
     )
-    lines.append("- A vertex is of the parabola in ln(rate) through the best rate and its two neighbours.")
+    lines.append(
+        "- A vertex is of the parabola in ln(rate) through the best rate and its two neighbours; its "
+        "interval is from the spread over seeds, and knows nothing of how far the losses are from a parabola."
+    )
     lines += [f"- Let pass by \\-\\-allow {escape(text)}." for text in data.let_pass]
     lines += [f"- {escape(note)}." for note in data.notes]
     return "\n".join([*lines, "", *how_lines(data, how)]).rstrip() + "\n"

@@ -20,7 +20,9 @@ from analysis.differences_report import REPORT_FOLDER, write_differences
 from analysis.gate import ALLOWABLE, StudyError
 from analysis.load import load_study
 from analysis.markdown import render
-from analysis.rates_report import write_rates
+from analysis.rates import compute_rates
+from analysis.rates_choice import take_choice, write_choice
+from analysis.rates_report import write_result
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.rows import parse_where
 from analysis.serialise import to_json, write_json, write_tables
@@ -77,12 +79,19 @@ source=TABLE.csv takes a table of finished runs, one row per run:
                        seconds (of training) and standard_error where the table has them
   out=FOLDER           writes FOLDER/report/ [the file's name without .csv]
 
+--write-rates NAME --config-dir DIR, or --write-rates DIR/rates/NAME.yaml, for a report of learning rates:
+writes the rates that it found to a config file, which studies use by rates=NAME --config-dir DIR
+(docs/hyperparameters.md). A size whose optimum is at an edge is refused and named: exit code 1.
+  --shared             the baseline's optimum for all rules of a size (the default)
+  --per-rule           the optimum of each rule
+
 --allow lets pass, and the report says so:
 {chr(10).join(f"  {kind:17s} {what}" for kind, what in ALLOWABLE.items())}
 """
 EXAMPLES = (
     "python -m analysis.report study=smoke",
     "python -m analysis.report study=scaling_law convention=6nd claims=1.2",
+    "python -m analysis.report study=learning_rate --write-rates mine --config-dir my_configs",
     'python -m analysis.report study=rates where="optim.learning_rate=0.004"',
     "python -m analysis.report study=scaling_law --allow missing,diverged",
     "python -m analysis.report source=wandb:my-team/attnres study=scaling_law",
@@ -99,6 +108,7 @@ def main(argv: list[str]) -> int:
     command = shlex.join(["python", "-m", "analysis.report", *argv])
     allow = tuple(filter(None, (take_option(argv, "--allow") or "").replace(" ", "").split(",")))
     with_figures = not take_flag(argv, "--no-figures")
+    choice = take_choice(argv)
     reject_options(argv)
     options = parse_options(argv)
     claims = parse_claims(options.get("claims", ""))
@@ -107,16 +117,25 @@ def main(argv: list[str]) -> int:
     data = _load(options, allow)
     if data.report == "multiplier" and data.no_multiplier:  # asked for by name
         raise StudyError(f"{data.no_multiplier} (report: rows in its YAML compares the rules at each size)")
+    if choice is not None and data.report != "rates":
+        raise ConfigError(
+            "--write-rates", str(choice.target.path), f"study={data.name} has no report of rates"
+        )
+    whole = True
     if data.wants_multiplier:
         result = compute_results(data, claims=claims, confidence=confidence, draws=draws)
         path = write_report(result, command, with_figures)
         lines = [r.verdict_line for r in result.rules.values()]
     elif data.report == "rates":
-        path, lines = write_rates(data, describe_how(data, command), with_figures)
+        curves, how = compute_rates(data), describe_how(data, command)
+        path, lines = write_result(curves, how, with_figures)
+        if choice is not None:
+            more, whole = write_choice(curves, choice, how)
+            lines = [*lines, *more]
     else:
         path, lines = write_differences(data, describe_how(data, command), confidence, with_figures)
     print("\n".join([*lines, f"report: {path}"]))
-    return 0
+    return 0 if whole else 1
 
 
 def _load(options: Mapping[str, str], allow: Sequence[str]) -> StudyData:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.claims import Claim, study_claims
 from analysis.gate import Gate, check_losses, rules_of, why_no_multiplier
-from analysis.rows import axis_columns, record_row, select, tuned_rows
+from analysis.rows import LEARNING_RATE, axis_columns, record_row, select, tuned_rows
 from analysis.settings import differing_settings, mixed_software
 from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError
@@ -48,6 +48,7 @@ class StudyData:
     curves: Mapping[str, Curve] | None = None  # by trial id; None: from metrics.jsonl in the trials' folders
     report: str | None = None  # one of REPORTS, as the study asks; None: by the number of sizes
     no_multiplier: str | None = None  # the line that says why no law can be fitted
+    left_out: pd.DataFrame | None = None  # rows of planned trials that are not in `table`
 
     @property
     def wants_multiplier(self) -> bool:
@@ -102,7 +103,8 @@ def build_study(
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
     check_losses(usable, gate.source)
     tuned = tuned_rows(every, usable, where, gate.source)
-    _check_settings(tuned, records, gate)
+    own_rates = own_rate_keys(plan)
+    _check_settings(tuned, records, gate, own_rates)
     return StudyData(
         name=found.name,
         folder=found.folder,
@@ -119,12 +121,27 @@ def build_study(
         where=dict(where),
         allowed=gate.allow,
         let_pass=tuple(gate.let_pass),
-        notes=(*found.notes, *mixed_software(tuned)),
+        notes=(*found.notes, *rates_note(plan), *mixed_software(tuned)),
         overrides=tuple(plan.get("overrides") or ()),
         curves=found.curves,
         report=report,
         no_multiplier=why_no_multiplier(usable, gate.source),
+        left_out=chosen[~chosen["id"].isin(usable["id"])],
     )
+
+
+def own_rate_keys(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys in which the rules of a size may differ, because the study gave each rule its own rate."""
+    rates = plan.get("rates")
+    return (LEARNING_RATE, "optim.muon_learning_rate") if rates and rates.get("kind") == "per_rule" else ()
+
+
+def rates_note(plan: Mapping[str, Any]) -> list[str]:
+    rates = plan.get("rates")
+    if not rates:
+        return []
+    whose = "each rule its own" if rates.get("kind") == "per_rule" else "one for all rules of a size"
+    return [f"learning rates are those of rates={rates.get('name')} (study {rates.get('study')}), {whose}"]
 
 
 def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate) -> pd.DataFrame:
@@ -170,8 +187,10 @@ def _check_same(rows: pd.DataFrame, column: str, kind: str, what: str, gate: Gat
     gate.check(kind, minority, f"the {what} is not the same ({', '.join(parts)} trials), for example")
 
 
-def _check_settings(rows: pd.DataFrame, records: Mapping[str, Mapping[str, Any]], gate: Gate) -> None:
-    """Trials of one size differ in the rule, the seed and the declared axes only."""
-    axes = [column.removeprefix("axis:") for column in axis_columns(rows)]
+def _check_settings(
+    rows: pd.DataFrame, records: Mapping[str, Mapping[str, Any]], gate: Gate, free: Sequence[str]
+) -> None:
+    """Trials of one size differ in the rule, the seed, the declared axes and `free` keys only."""
+    axes = [*free] + [column.removeprefix("axis:") for column in axis_columns(rows)]
     for key, values, minority in differing_settings(rows, records, axes):
         gate.check("mixed_settings", minority, f"{key} is not the same within a size ({values}), for example")

@@ -17,6 +17,7 @@ from attnres.config import NAME_PATTERN, build
 from attnres.errors import ConfigError, UserError
 from sweeps.choices import Axis, RuleChoice, SizeChoice, parse_axes, parse_rule, parse_size
 from sweeps.executor_config import ExecutorConfig, build_executor
+from sweeps.rates import RatesConfig, build_rates, check_not_set_twice
 
 # What a study sets by other means than an override; as an override it would break the comparison.
 _SET_BY_STUDY = {
@@ -28,7 +29,7 @@ _SET_BY_STUDY = {
 }
 
 _AXIS = "study.axes."
-_OF_A_SWEEP = ("study", "launch", "executor", "runs_dir")  # other overrides are the trials'
+_OF_A_SWEEP = ("study", "launch", "executor", "rates", "runs_dir")  # other overrides are the trials'
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class SweepConfig:
     study: StudyConfig
     launch: LaunchConfig
     executor: ExecutorConfig
+    rates: RatesConfig
     runs_dir: str
     trial_overrides: tuple[str, ...]  # of every trial: the study's, then the command line's
 
@@ -135,7 +137,11 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     sizes = tuple(size.without(given_keys, given_keys & groups.keys()) for size in study.sizes)
     study = dataclasses.replace(study, sizes=sizes)
     executor = build_executor(mapping["executor"])
-    fields = {**mapping, "study": study, "executor": executor, "trial_overrides": merged}
+    chosen = dict(word.partition("=")[::2] for word in ours)
+    rates = build_rates(mapping["rates"], chosen.get("rates", "none"))
+    of_sizes = [key for size in sizes for key in size.options]
+    check_not_set_twice(rates, [*map(_key, merged), *(axis.key for axis in study.axes), *of_sizes])
+    fields = {**mapping, "study": study, "executor": executor, "rates": rates, "trial_overrides": merged}
     return build(SweepConfig, fields, "")
 
 

@@ -41,6 +41,7 @@ signal. docs/launching.md has more.
   launch.workers=N  trials at once (default: cores / those of a trial, runtime.threads * processes)
   executor=NAME     where trials run: local (here, the default), slurm or ray, with executor.KEY=VALUE;
                     docs/executors.md says what each needs and what stopping does there
+  rates=NAME        learning rates from DIR/rates/NAME.yaml (docs/hyperparameters.md)
   runs_dir=DIR      where records are (default: runs)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 tracking=none
   --trial ID[,ID]   these trials alone, whatever became of them: ids, unambiguous beginnings of them, or names

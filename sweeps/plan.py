@@ -36,6 +36,7 @@ machine, and totals. A warning says where the trials that run at once need more 
   launch.workers=N  trials at once (default: cores / those of a trial, runtime.threads * processes)
   executor=NAME     counts trials at once as this executor would; times stay those of this machine
   runs_dir=DIR      where records are (default: runs)
+  rates=NAME        learning rates from DIR/rates/NAME.yaml (docs/hyperparameters.md)
   anything else     an override of every trial: budget=tokens budget.tokens=1e6 runtime.threads=2
   --trials          one row for each trial, instead of one for all seeds
   --json            everything, for programs
@@ -55,6 +56,7 @@ EXAMPLES = (
 GROUPS = (
     "study",
     "executor",
+    "rates",
     "model",
     "residual",
     "data",

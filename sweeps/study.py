@@ -22,6 +22,7 @@ from attnres.record import write_text_atomic
 from attnres.trial import Trial, resolve
 from sweeps.choices import override_value
 from sweeps.config import SweepConfig, load_sweep
+from sweeps.rates import FOLLOWING
 
 STUDY_SCHEMA = 1
 STUDY_FILE = "study.json"
@@ -114,7 +115,7 @@ def load_study(
         check(config)
     corpora: dict[tuple[DataConfig, int], PackedCorpus] = {}  # the context decides what is validated on
     trials = []
-    for cell in _cells(config, config_dir):
+    for cell in list(_cells(config, config_dir)):  # all of them first: no corpus is packed for a mistake
         data, context = cell.config.data, cell.config.model.context
         key = data, context
         if key not in corpora:
@@ -127,7 +128,7 @@ def load_study(
     study = Study(config, tuple(trials))
     _check_labels(study)
     _check_distinct(study.trials)
-    check_comparable(study.trials)
+    check_comparable(study.trials, FOLLOWING if config.rates.kind == "per_rule" else ())
     return study
 
 
@@ -172,6 +173,7 @@ def describe(study: Study) -> dict[str, Any]:
         "claims": [dataclasses.asdict(claim) for claim in config.claims],
         "too_small": config.too_small if config.too_small is not None else False,
         "report": config.report,
+        "rates": study.config.rates.described(),
         "trials": [
             {
                 "id": planned.trial.id,
@@ -206,6 +208,9 @@ def _cells(config: SweepConfig, config_dir: str | None) -> Iterator[_Cell]:
                 *(axis.override(axes[axis.key], groups) for axis in study.axes),
             )
             composed = compose_trial(overrides, config_dir, composed_groups)
+            if rate := config.rates.overrides(size.name, composed.residual.label()):
+                overrides = (*overrides, *rate)
+                composed = compose_trial(overrides, config_dir, composed_groups)
             if composed.model.name != size.name:
                 why = f"its file says name: {composed.model.name}; a size is named after its file"
                 raise ConfigError("study.sizes", size.name, why)
@@ -236,8 +241,8 @@ def _check_distinct(trials: Sequence[PlannedTrial]) -> None:
             raise ConfigError("study", f"({planned.cell} seed={planned.seed})", why)
 
 
-def check_comparable(trials: Sequence[PlannedTrial]) -> None:
-    """Trials that are compared differ only in the rule, and seeds of a cell only in the seed.
+def check_comparable(trials: Sequence[PlannedTrial], free: Sequence[str] = ()) -> None:
+    """Trials that are compared differ only in the rule (and `free` keys), seeds of a cell only in the seed.
 
     A config file may set keys outside its own group: that is a ConfigError, which names the first one.
     """
@@ -246,7 +251,7 @@ def check_comparable(trials: Sequence[PlannedTrial]) -> None:
         reference = references.setdefault((planned.size, json.dumps(planned.axes)), planned)
         mine, theirs = comparison_key(planned), comparison_key(reference)
         for key, value in mine.items():
-            if theirs.get(key) != value:
+            if theirs.get(key) != value and key not in free:
                 other = f"{reference.cell} has {theirs.get(key)!r}"
                 why = f"has {key}={value!r} where {other}; only the rule may differ"
                 raise ConfigError("study.rules", planned.cell, why)

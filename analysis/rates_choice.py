@@ -1,0 +1,93 @@
+"""From a report of rates to the config file that studies use: which optimum for whom, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from analysis.rates import RateCurve, RatesResult
+from attnres.cli import take_flag, take_option
+from attnres.errors import ConfigError, UserError
+from attnres.rates_file import Kind, Optimum, Refusal, Target, parse_target, rounded, write_rates_file
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What --write-rates asks for."""
+
+    target: Target
+    kind: Kind
+
+
+def take_choice(argv: list[str]) -> Choice | None:
+    """Take --write-rates, --shared, --per-rule and --config-dir from a command line."""
+    text, config_dir = take_option(argv, "--write-rates"), take_option(argv, "--config-dir")
+    shared, per_rule = take_flag(argv, "--shared"), take_flag(argv, "--per-rule")
+    if text is None:
+        for given, option in ((shared, "--shared"), (per_rule, "--per-rule"), (config_dir, "--config-dir")):
+            if given:
+                raise UserError(f"{option}: goes with --write-rates")
+        return None
+    if shared and per_rule:
+        raise ConfigError("--write-rates", text, "--shared and --per-rule are both given; choose one")
+    return Choice(parse_target(text, config_dir), "per_rule" if per_rule else "shared")
+
+
+def write_choice(result: RatesResult, choice: Choice, how: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Write the file; lines for the terminal, and whether every size (and rule) has a rate in it.
+
+    Shared is the baseline's optimum for all rules, as in the paper. UserError if nothing can be written.
+    """
+    data = result.data
+    rules = (data.baseline,) if choice.kind == "shared" else data.rules
+    curves = [curve for curve in result.curves if curve.rule in rules]
+    optima = [_optimum(curve) for curve in curves if curve.vertex_rate is not None]
+    refused = [
+        Refusal(curve.size, curve.rule, f"best {curve.best_rate:.3g}: {curve.refused}")
+        for curve in curves
+        if curve.vertex_rate is None
+    ]
+    refused += [Refusal(*one) for one in result.absent if one[1] in rules]
+    has = {(curve.size, curve.rule) for curve in curves} | {one[:2] for one in result.absent}
+    sizes = dict.fromkeys([*result.sizes, *(one[0] for one in result.absent)])
+    refused += [
+        Refusal(size, rule, "has no trials") for size in sizes for rule in rules if (size, rule) not in has
+    ]
+    write_rates_file(choice.target, choice.kind, optima, refused, _source(result, how))
+    lines = [f"refused: {one.size} {one.rule}: {one.why}" for one in refused]
+    lines.append(f"rates: {choice.target.path} ({len(optima)} rates; use: {choice.target.usage})")
+    return lines, not refused
+
+
+def _optimum(curve: RateCurve) -> Optimum:
+    assert curve.vertex_rate is not None
+    about = {
+        "interval_95": None if curve.interval is None else [rounded(end) for end in curve.interval],
+        "between": [*curve.neighbours],
+        "loss_nats": curve.vertex_loss,
+        "seeds": curve.seeds,
+        "diverged": [*curve.diverged],
+        "trials": [*curve.trials],
+    }
+    return Optimum(curve.size, curve.rule, curve.vertex_rate, about)
+
+
+def _source(result: RatesResult, how: Mapping[str, Any]) -> dict[str, Any]:
+    data = result.data
+
+    def values(column: str) -> list[str]:
+        return sorted(set(map(str, data.table[column].dropna())))
+
+    return {
+        "study": data.name,
+        "baseline": data.baseline,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": str(how["command"]),
+        "commits": values("commit"),
+        "data": values("data_fingerprint"),
+        "validation": values("validation_fingerprint"),
+        "method": "parabola in ln(rate) through the best rate and its neighbours; means over seeds",
+        "let_pass": list(data.let_pass),
+    }
