@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from analysis.rates import RateCurve, RatesResult
-from attnres.cli import take_flag, take_option
-from attnres.errors import ConfigError, UserError
-from attnres.rates_file import Kind, Optimum, Refusal, Target, parse_target, rounded, write_rates_file
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What --write-rates asks for."""
-
-    target: Target
-    kind: Kind
-
-
-def take_choice(argv: list[str]) -> Choice | None:
-    """Take --write-rates, --shared, --per-rule and --config-dir from a command line."""
-    text, config_dir = take_option(argv, "--write-rates"), take_option(argv, "--config-dir")
-    shared, per_rule = take_flag(argv, "--shared"), take_flag(argv, "--per-rule")
-    if text is None:
-        for given, option in ((shared, "--shared"), (per_rule, "--per-rule"), (config_dir, "--config-dir")):
-            if given:
-                raise UserError(f"{option}: goes with --write-rates")
-        return None
-    if shared and per_rule:
-        raise ConfigError("--write-rates", text, "--shared and --per-rule are both given; choose one")
-    return Choice(parse_target(text, config_dir), "per_rule" if per_rule else "shared")
+from attnres.rates_file import Choice, Optimum, Refusal, rounded, write_rates_file
 
 
 def write_choice(result: RatesResult, choice: Choice, how: Mapping[str, Any]) -> tuple[list[str], bool]:

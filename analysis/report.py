@@ -21,7 +21,7 @@ from analysis.gate import ALLOWABLE, StudyError
 from analysis.load import load_study
 from analysis.markdown import render
 from analysis.rates import compute_rates
-from analysis.rates_choice import take_choice, write_choice
+from analysis.rates_choice import write_choice
 from analysis.rates_report import write_result
 from analysis.results import DEFAULT_DRAWS, StudyResult, compute_results
 from analysis.rows import parse_where
@@ -34,6 +34,7 @@ from attnres.cli import help_text, reject_options, run_command, take_flag, take_
 from attnres.config import NAME_PATTERN
 from attnres.counts import CONVENTIONS
 from attnres.errors import ConfigError
+from attnres.rates_file import take_choice
 from attnres.record import write_text_atomic
 
 KEYS = ("study", "runs_dir", "baseline", "convention", "where", "claims", "confidence", "draws")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attnres.cli import take_flag, take_option
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError, UserError
 from attnres.record import write_text_atomic
@@ -70,6 +71,35 @@ def parse_target(text: str, config_dir: str | None) -> Target:
     if not NAME_PATTERN.fullmatch(path.stem) or path.stem == "none":
         raise ConfigError("--write-rates", text, "a name has 1 to 64 letters, digits, . _ -, and is not none")
     return Target(path)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What --write-rates asks for."""
+
+    target: Target
+    kind: Kind
+
+
+def take_choice(argv: list[str], needs_choice: bool = True) -> Choice | None:
+    """Take --write-rates, --shared, --per-rule and --config-dir from a command line.
+
+    `needs_choice`: --config-dir is for nothing else there.
+    """
+    text, config_dir = take_option(argv, "--write-rates"), take_option(argv, "--config-dir")
+    shared, per_rule = take_flag(argv, "--shared"), take_flag(argv, "--per-rule")
+    if text is None:
+        for given, option in (
+            (shared, "--shared"),
+            (per_rule, "--per-rule"),
+            (config_dir and needs_choice, "--config-dir"),
+        ):
+            if given:
+                raise UserError(f"{option}: goes with --write-rates")
+        return None
+    if shared and per_rule:
+        raise ConfigError("--write-rates", text, "--shared and --per-rule are both given; choose one")
+    return Choice(parse_target(text, config_dir), "per_rule" if per_rule else "shared")
 
 
 def write_rates_file(

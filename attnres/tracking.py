@@ -122,7 +122,8 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
         warn("W&B: no API key (WANDB_API_KEY or `wandb login`): writing offline files instead")
         mode = "offline"
     for name in IDENTITY_VARIABLES:
-        if mode != "disabled" and name in os.environ:
+        # Of a sweep's agent it is the run that this very trial is to be.
+        if mode != "disabled" and name in os.environ and "WANDB_SWEEP_ID" not in os.environ:
             warn(f"W&B: {name} is not used: it would make one run of all trials")
     for tried in {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}[mode]:
         try:

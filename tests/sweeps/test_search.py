@@ -1,0 +1,260 @@
+"""Random and Bayesian search: asks nothing twice, trains nothing twice, tells what the records say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sweeps_support import Workplace, write
+
+from attnres.cli import run_command
+from attnres.lock import TrialLock
+from sweeps import search
+from sweeps.state import TrialState, read_state
+
+SPACE = "name: rate\nspace:\n  optim.learning_rate: {low: 1.0e-3, high: 1.0, log: true}\n"
+MORE = """
+name: more
+sampler: random
+trials: 12
+space:
+  optim.beta2: {choices: [0.9, 0.95]}
+  model.batch_size: {low: 1, high: 2}
+  schedule: {choices: [cosine, wsd]}
+"""
+
+
+@pytest.fixture
+def place(workplace: Workplace) -> Workplace:
+    write(workplace.configs / "search/rate.yaml", SPACE)
+    write(workplace.configs / "search/more.yaml", MORE)
+    return workplace
+
+
+def words(place: Workplace, *more: str) -> list[str]:
+    kind = [] if any(word.startswith("search=") for word in more) else ["search=rate"]
+    return place.arguments("study.sizes=[tiny_a]", "budget.tokens=128", "budget.evaluations=1", *kind, *more)
+
+
+def found(place: Workplace, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    capsys.readouterr()
+    assert run_command(search.main, [*words(place, *more), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def values(cell: dict[str, Any]) -> list[float]:
+    ordered = sorted(cell["suggestions"], key=lambda one: one["number"])
+    return [one["values"]["optim.learning_rate"] for one in ordered]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, place: Workplace, says: Callable[[float], TrialState]) -> None:
+    """Trials have ended as `says` has it of their rate; none is started."""
+    rates: dict[Path, float] = {}
+    real = search.resolve
+
+    def resolve(config: Any, corpus: Any) -> Any:
+        trial = real(config, corpus)
+        rates[trial.folder] = config.optim.learning_rate
+        return trial
+
+    monkeypatch.setattr(search, "resolve", resolve)
+    monkeypatch.setattr(search, "read_state", lambda folder: says(rates[folder]))
+
+
+def bowl(rate: float) -> TrialState:
+    return TrialState("finished", loss_nats=2 + math.log(rate / 0.05) ** 2)
+
+
+def test_suggestions_are_trials_and_are_trained_once(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words(
+        place, "search.trials=2", "study.rules=[prenorm]", "study.seeds=[0,1]", "launch.workers=2"
+    )
+    assert run_command(search.main, command) == 0
+    out = capsys.readouterr().out
+    assert "tiny_a prenorm: 2 of 2 suggestions, 2 of them distinct: 2 finished" in out
+    folder = place.runs / "tiny-rate"
+    (cell,) = json.loads((folder / "search/search.json").read_text())["cells"]
+    for one in cell["suggestions"]:
+        records = [json.loads((folder / trial / "record.json").read_text()) for trial in one["trials"]]
+        assert [record["seed"] for record in records] == [0, 1]
+        assert {record["learning_rate"] for record in records} == {one["values"]["optim.learning_rate"]}
+        losses = [record["validation"]["loss_nats"] for record in records]
+        assert one["loss_nats"] == pytest.approx(sum(losses) / 2, abs=1e-12)
+    assert run_command(search.main, [word.replace("trials=2", "trials=3") for word in command]) == 0
+    states = [read_state(path.parent) for path in folder.glob("*/record.json")]
+    assert len(states) == 6 and {state.attempts for state in states} == {1}
+
+
+def test_a_killed_search_goes_on_with_what_it_had_asked(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    straight = ("search.trials=14", "study.name=straight", "search.batch=3", "search.startup=4")
+    assert run_command(search.main, words(place, *straight)) == 0
+    expected = found(place, capsys, *straight)
+    broken = ("search.trials=14", "study.name=broken", "search.batch=3", "search.startup=4")
+    tell = search.Journal.tell
+    told = 0
+
+    def die(self: Any, *arguments: Any, **more: Any) -> None:
+        nonlocal told
+        told += 1
+        if told % 5 == 0:
+            raise KeyboardInterrupt
+        tell(self, *arguments, **more)
+
+    monkeypatch.setattr(search.Journal, "tell", die)
+    codes = []
+    while not codes or codes[-1] == 130:
+        codes.append(run_command(search.main, words(place, *broken)))
+        with open(place.runs / "broken/search/journal.log", "ab") as file:
+            file.write(b'{"op_code": 4, "worker_')  # killed while it wrote
+    assert codes.count(130) > 3 and codes[-1] == 0
+    got = found(place, capsys, *broken)
+    assert [cell["asked"] for cell in got["cells"]] == [14, 14]
+    assert [values(cell) for cell in got["cells"]] == [values(cell) for cell in expected["cells"]]
+    best = got["cells"][0]["suggestions"][0]
+    assert best["values"]["optim.learning_rate"] == pytest.approx(0.05, rel=0.5)
+
+
+def test_what_diverged_and_what_failed(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def says(rate: float) -> TrialState:
+        if rate > 0.2:
+            return TrialState("diverged", "training loss is nan at step 3")
+        return TrialState("failed", "RuntimeError: no such luck") if rate < 0.003 else bowl(rate)
+
+    pretend(monkeypatch, place, says)
+    more = ("search.trials=20", "study.rules=[prenorm]", "search.sampler=random", "search.batch=20")
+    assert run_command(search.main, words(place, *more)) == 1
+    (cell,) = found(place, capsys, *more)["cells"]
+    for one in cell["suggestions"]:
+        state = says(one["values"]["optim.learning_rate"])
+        assert one["state"] == state.state
+        assert one["loss_nats"] == (state.loss_nats and pytest.approx(state.loss_nats))
+        assert one["reason"] == state.reason
+    assert {one["state"] for one in cell["suggestions"]} == {"finished", "diverged", "failed"}
+    # The Parzen estimator goes on with an infinite loss among its points.
+    assert run_command(search.main, words(place, *more, "search.sampler=tpe", "search.trials=30")) == 1
+
+
+def test_unfinished_trials_are_left_for_the_next_call(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, lambda rate: TrialState("preempted"))
+    monkeypatch.setattr(search, "_train", lambda *_: None)
+    more = ("search.trials=4", "search.batch=2", "study.rules=[prenorm]")
+    assert run_command(search.main, words(place, *more)) == 1
+    assert "2 suggestions have no result yet" in capsys.readouterr().out
+    pretend(monkeypatch, place, bowl)
+    assert run_command(search.main, words(place, *more)) == 0
+    (cell,) = found(place, capsys, *more)["cells"]
+    assert [one["state"] for one in cell["suggestions"]] == ["finished"] * 4
+
+
+def test_other_keys_and_values_that_do_not_go_together(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search=more", "study.rules=[prenorm]", "schedule.warmup_fraction=0.9")
+    assert run_command(search.main, words(place, *more)) == 1
+    assert "schedule.decay_fraction" in capsys.readouterr().err
+    (cell,) = found(place, capsys, *more)["cells"]
+    assert cell["asked"] == 12
+    for one in cell["suggestions"]:
+        assert one["values"]["model.batch_size"] in (1, 2)
+        assert (one["state"] == "failed") == (one["values"]["schedule"] == "wsd")
+        assert len(one["trials"]) == (one["state"] == "finished")
+
+
+def test_best_rates_become_a_file_unless_they_are_at_an_edge(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search.trials=10", "search.sampler=random")
+    target = place.configs / "rates/found.yaml"
+    assert run_command(search.main, [*words(place, *more), "--write-rates=found"]) == 0
+    best = found(place, capsys, *more)["cells"][0]["suggestions"][0]
+    written = yaml.safe_load(target.read_text())
+    assert written["rates"] == {"tiny_a": float(f"{best['values']['optim.learning_rate']:.4g}")}
+    assert written["source"]["optima"][0]["trials"] == best["trials"]
+    low, high = written["source"]["optima"][0]["between"]
+    assert low < written["rates"]["tiny_a"] < high
+    study = place.study("study.sizes=[tiny_a]", "rates=found")
+    assert {p.trial.config.optim.learning_rate for p in study.trials} == {written["rates"]["tiny_a"]}
+    pretend(monkeypatch, place, lambda rate: TrialState("finished", loss_nats=1 / rate))
+    edge = ("search.trials=30", "search.sampler=random", "study.name=edge")
+    assert run_command(search.main, [*words(place, *edge), "--write-rates=edge"]) == 2
+    assert "at the edge of the searched 0.001 to 1: widen it" in capsys.readouterr().err
+    assert not (place.configs / "rates/edge.yaml").exists()
+
+
+def test_a_journal_belongs_to_its_settings(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    assert run_command(search.main, words(place, "search.trials=1")) == 0
+    assert run_command(search.main, words(place, "search.trials=1", "budget.tokens=256")) == 2
+    assert "made with other settings of its trials; give search.name=" in capsys.readouterr().err
+    write(place.configs / "search/rate.yaml", SPACE.replace("1.0,", "2.0,"))
+    assert run_command(search.main, words(place, "search.trials=1")) == 2
+    assert "made with another space" in capsys.readouterr().err
+    write(place.configs / "search/rate.yaml", SPACE)
+    with TrialLock(place.runs / "tiny-rate/search"):
+        assert run_command(search.main, words(place, "search.trials=2")) == 2
+        assert f"process {os.getpid()} searches here already" in capsys.readouterr().err
+        assert run_command(search.main, [*words(place), "--show"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["search=rat"], "search=rat: did you mean rate?"),
+        (["search.sampler=grid"], "search.sampler=grid: one of random, tpe, gp"),
+        (["search.trials=0"], "search.trials=0: must be positive"),
+        (["search.tials=3"], "search.tials=3: unknown key"),
+        (["study.axes.optim.beta2=[0.9,0.95]"], "a search chooses values itself"),
+        (["optim.learning_rate=0.1"], "optim.learning_rate=0.1: is set, and search=rate chooses it"),
+        (["--write-rates=x", "search=more"], "the search's space is optim.beta2, model.batch_size, schedule"),
+        (["--show"], "there is no search yet"),
+        (["search=bad_key"], "search.space=data.path: a search can choose optim.*, schedule.*"),
+        (["search=bad_range"], "a range needs 0 < low < high"),
+        (["search=bad_text"], "low and high must be numbers"),
+        (["search=bad_kind"], "write {low: A, high: B, log: true} or {choices: [A, B]}"),
+    ],
+)
+def test_mistakes_are_one_line(
+    place: Workplace, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, space in {
+        "bad_key": "data.path: {choices: [a, b]}",
+        "bad_range": "optim.learning_rate: {low: 0, high: 1, log: true}",
+        "bad_text": "optim.learning_rate: {low: a, high: 1}",
+        "bad_kind": "optim.learning_rate: [1, 2]",
+    }.items():
+        write(place.configs / f"search/{name}.yaml", f"name: {name}\nspace:\n  {space}\n")
+    assert run_command(search.main, words(place, *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error.splitlines()[-1] and "Traceback" not in error
+    assert not (place.runs / "tiny-rate").exists()
+
+
+@pytest.mark.slow
+def test_a_gaussian_process_finds_the_bottom_beside_what_diverged(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, lambda rate: TrialState("diverged", "nan") if rate > 0.2 else bowl(rate))
+    more = ("search.sampler=gp", "search.trials=16", "study.rules=[prenorm]", "search.batch=2")
+    assert run_command(search.main, words(place, *more)) == 0
+    (cell,) = found(place, capsys, *more)["cells"]
+    assert cell["suggestions"][0]["values"]["optim.learning_rate"] == pytest.approx(0.05, rel=0.2)
+    assert len({one["values"]["optim.learning_rate"] for one in cell["suggestions"]}) == 16
