@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUGGESTED = {"optim.learning_rate": 0.0123456789, "optim.weight_decay": 0.0, "residual": "attnres_block"}
 
 
-# W&B's own reading of the file and of the agent's values. In a process of its own: the client is slow to import,
+# W&B's own reading of the file and the agent's values. In a process of its own: its client is slow to import,
 # and leaves a service behind.
 BUILD = """
 import json, re, sys
