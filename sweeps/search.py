@@ -22,7 +22,7 @@ from sweeps.capacity import capacity
 from sweeps.choices import Axis
 from sweeps.executors import open_executor
 from sweeps.launch import heeded, launch
-from sweeps.live import StudyEta, open_watch
+from sweeps.live import Watch, open_screen
 from sweeps.plan import GROUPS, say
 from sweeps.runner import Interrupts
 from sweeps.search_config import SearchConfig, load_search
@@ -30,6 +30,7 @@ from sweeps.search_journal import Journal, Suggestion, Told, open_journals
 from sweeps.search_output import print_search, rates_of_search, search_json, write_search
 from sweeps.state import read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
+from sweeps.study_eta import StudyEta
 
 FOLDER = "search"  # of the journal, in the folder of the search's trials
 CLUSTER_BATCH = 8
@@ -252,7 +253,7 @@ def _train(
     executor = open_executor(study)
     eta = StudyEta({}, study.config.launch.workers if executor.queues else study.workers)
     with Interrupts(heeded(executor)) as interrupts:
-        watch = open_watch(eta, study.config.launch.report_seconds)
+        watch = Watch(open_screen(study.config.launch.report_seconds), eta)
         try:
             launch(study, executor, watch, interrupts, trials, retry_failed)
         finally:
