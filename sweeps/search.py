@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.compose import Composed, compose_trial, group_options
@@ -128,6 +129,8 @@ def main(argv: list[str]) -> int:
     as_json, show = take_flag(argv, "--json"), take_flag(argv, "--show")
     retry_failed = take_flag(argv, "--retry-failed")
     reject_options(argv)
+    if choice is not None and config_dir is not None and not Path(config_dir).exists():
+        config_dir = None  # it comes into being with the file of rates
     search = open_search(argv, config_dir)
     if choice is not None and list(search.config.space) != ["optim.learning_rate"]:
         keys = ", ".join(search.config.space)
