@@ -70,10 +70,11 @@ def _at_once(needs: Sequence[Need], workers: int, available: Available | None) -
             "a smaller runtime.microbatch_size or runtime.checkpoint_activations=true needs less"
         ]
     fits = max(n for n in range(1, workers) if sum(one.bytes for one in needs[:n]) <= available.bytes)
-    needed = f"{'' if all(one.measured for one in together) else 'at least '}{gigabytes(total)}"
+    sure = all(one.measured for one in together)
+    needed = f"{'' if sure else 'at least '}{gigabytes(total)}"
     return [
         f"{most.cell}: {len(together)} trials at once ({most} each the largest) take {needed}, more than the "
-        f"{has}: launch.workers={fits} fits"
+        f"{has}: launch.workers={fits} {'fits' if sure else 'at most'}"
     ]
 
 

@@ -206,7 +206,7 @@ def _summary(study: Study, total: Mapping[str, Any]) -> str:
         line += f", {duration(total['wall_seconds_left'])} left"
     lines = [
         f"{line}. Parameters are without embedding and unembedding; time and memory are of one trial.",
-        f"Timed on {_timed_on(study)}.",
+        *([f"Timed on {_timed_on(study)}."] if total["wall_seconds"] is not None else []),
     ]
     return "\n".join([*lines, *([at_once.note] if at_once.note else [])])
 

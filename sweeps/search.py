@@ -205,9 +205,6 @@ def _rounds(search: Search, journals: Mapping[str, Journal], retry_failed: bool)
             if told and all(word == "failed" for word in told):
                 print("every trial of this round failed; the search ends here")
                 return 1
-        elif wrong:
-            print("no suggestion of this round can be trained; the search ends here")
-            return 1
 
 
 def _pairs(
