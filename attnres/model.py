@@ -131,13 +131,17 @@ class Transformer(nn.Module):
         dtype = torch.promote_types(embedding_BTD.dtype, torch.float32)
         table_TP2 = self.rotary_TP2[:tokens].to(dtype)
         state = self.residual.start(embedding_BTD)
-        for layer in range(config.layers):
-            state.write(layer, self._sublayer(layer, state.read(layer), table_TP2))
+        for layer, sublayer in enumerate(self._sublayers()):
+            state.write(layer, self._run(sublayer, state.read(layer), table_TP2))
         table_VD = self.embedding.weight if config.tie_embeddings else self.unembedding.weight
         return linear(self.final_norm(state.finish()), table_VD).to(dtype)
 
-    def _sublayer(self, layer: int, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
-        sublayer = self.blocks[layer // 2].get_submodule("mlp" if layer % 2 else "attention")
+    def _sublayers(self) -> list[nn.Module]:
+        return [block.get_submodule(name) for block in self.blocks for name in ("attention", "mlp")]
+
+    def _run(self, sublayer: nn.Module, h_BTD: Tensor, table_TP2: Tensor) -> Tensor:
+        # Takes the module and not its number: torch.compile makes a graph for each number, and gives up after
+        # eight.
         if self.checkpoint_activations and torch.is_grad_enabled():
             return checkpoint(sublayer, h_BTD, table_TP2, use_reentrant=False)
         return sublayer(h_BTD, table_TP2)

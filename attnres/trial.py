@@ -152,7 +152,7 @@ def _trial_id(config: TrialConfig, steps: int, fingerprint: str, device: str) ->
     for group, keys in _OUTSIDE_ID.items():
         for key in keys:
             del mapping[group][key]
-    mapping["residual"].pop("implementation", None)  # two ways to compute one rule
+    mapping["residual"].pop("implementation", None)  # several ways to compute one rule
     for field in dataclasses.fields(config.residual):
         # An option that came after its rule has a default: there the trial is what it was without the option.
         if getattr(config.residual, field.name) == field.default:

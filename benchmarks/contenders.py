@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from attnres.autocast import lacks_bfloat16
 from attnres.compose import compose_trial
 from attnres.config import ModelConfig, OptimConfig
-from attnres.depth.kernel import load_operator
-from attnres.errors import ConfigError, UserError
+from attnres.depth.kernel import checked_operator
+from attnres.errors import UserError
 from attnres.model import Transformer, rotary_table
 from attnres.optim import make_optimizer
 from attnres.residual import specs
+from attnres.residual.attnres import depth_attention
 from attnres.rules import VARIANTS
 
 Step = Callable[[], object]
+NORM_EPS = 1e-8
 OPTIM = OptimConfig(
     name="adamw", learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip=None
 )
@@ -60,7 +62,7 @@ class Shape:
             learning_rate=1e-3,
             tie_embeddings=False,
             rope_base=10000.0,
-            norm_eps=1e-8,
+            norm_eps=NORM_EPS,
         )
 
 
@@ -117,16 +119,15 @@ def absent(rule: str, width: int) -> str | None:
 
 def unfit(rule: str, implementation: str, shape: Shape) -> str | None:
     """Why a rule of ours cannot be timed: depth heads do not divide the width, or there is no kernel here."""
-    if implementation == "kernel":
-        if shape.device != "cuda":
-            return f"{rule}: residual.implementation=kernel needs --device cuda"
-        try:
-            load_operator()
-        except UserError as error:
-            return f"{rule}: {error}"
+    if implementation == "kernel" and shape.device != "cuda":
+        return f"{rule}: residual.implementation=kernel needs --device cuda"
     try:
-        _spec(rule, implementation, shape)
-    except ConfigError as error:
+        spec = _spec(rule, implementation, shape)
+        if implementation == "kernel" and isinstance(spec, specs.AttnRes):
+            most, tokens = max(spec.sources(2 * shape.depth)), shape.batch * shape.context
+            device = torch.device(shape.device, torch.cuda.current_device())
+            checked_operator(device, shape.width, most, tokens, NORM_EPS, depth_attention)
+    except UserError as error:
         return f"{rule}: {error}"
     return None
 

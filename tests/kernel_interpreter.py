@@ -3,8 +3,9 @@
 There is no CUDA device here, so the kernels' code runs on the CPU, one program after the other. Three things
 stand in for a device: tensors say they are on one, each kernel has one configuration instead of being tuned,
 and the loop over sources gives tensors (the interpreter gives plain numbers, which lack a method that the
-kernels call). What is compared is the package's arithmetic, and how this project calls it; neither speed nor
-what a compiler makes of it. Prints a JSON object: case -> worst relative error, or the refusal.
+kernels call). The comparison takes 8 tokens, to be done in time. What is shown is the package's arithmetic,
+and how this project calls it; neither speed nor what a compiler makes of it. Prints a JSON object: case ->
+worst relative error, or the refusal.
 """
 
 import json
@@ -23,6 +24,7 @@ with warnings.catch_warnings():  # that there is no device, and what comes of it
     from fla.ops.attnres import fused  # noqa: E402
 from kernel_support import spec  # noqa: E402
 from model_support import loss_and_gradients, make_model, relative_error  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
 from attnres.depth import kernel  # noqa: E402
@@ -42,7 +44,7 @@ def set_up() -> None:
     for name in KERNELS:
         tuned = getattr(fused, name)
         tuned.configs = tuned.configs[:1]
-    kernel.CHECKED_TOKENS = 8
+    kernel.CHECKED_ELEMENTS, kernel.TOKENS_STEP = 0, 8
 
 
 def model_error(rule: str, autocast: bool) -> float:
@@ -66,13 +68,25 @@ def refusal(wrong: Any) -> str:
     kernel.checked_operator.cache_clear()
     kernel.load_operator, right = (lambda: wrong), kernel.load_operator
     try:
-        kernel.checked_operator(torch.device("cpu"), 12, 11, 1e-8, depth_attention)
+        kernel.checked_operator(torch.device("cpu"), 12, 11, 8, 1e-8, depth_attention)
     except UserError as error:
         return str(error)
     finally:
         kernel.load_operator = right
         kernel.checked_operator.cache_clear()
     return "accepted"
+
+
+def released() -> bool:
+    """Whether a read's sources are gone after the backward pass while its result lives."""
+    source = 2 * torch.ones(1, 2, 12, requires_grad=True)
+    alive = StorageWeakRef(source.untyped_storage())
+    output = kernel.load_operator()([source, 3 * source], torch.ones(12), torch.ones(12), 1e-8)
+    loss = output.sum()
+    del source, output
+    before = alive.expired()
+    loss.backward()
+    return not before and alive.expired()
 
 
 def wrong_scale(sources: Any, query: Any, gain: Any, eps: float) -> torch.Tensor:
@@ -87,8 +101,9 @@ def main(cases: list[str]) -> dict[str, Any]:
     set_up()
     known = {
         "parity": lambda: kernel.largest_difference(
-            kernel.load_operator(), depth_attention, torch.device("cpu"), 20, 11, 1e-8
+            kernel.load_operator(), depth_attention, torch.device("cpu"), 20, 11, 8, 1e-8
         )[1],
+        "released": released,
         "wrong_scale": lambda: refusal(wrong_scale),
         "no_gain": lambda: refusal(no_gain),
     }

@@ -1,8 +1,9 @@
 """Depth attention by a package's kernels (`residual.implementation=kernel`): `fused_attnres` of fla-core.
 
 For CUDA devices. The package computes one read: the mixture of a list of sources, and the gradients of all
-of them. It is believed only after a comparison with the plain operator on the device and at the width at
-hand: a kernel that a compiler or a processor gets wrong would otherwise be found in a loss, if at all.
+of them. It is believed only after a comparison with the plain operator on the device at hand, at its width
+and at numbers of sources that make the package compile all its forms: a kernel that a compiler or a processor
+gets wrong would otherwise be found in a loss, if at all.
 
 Shapes: B sequences of T tokens, D channels, R reads that have a choice, N sources.
 """
@@ -11,7 +12,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import math
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +26,10 @@ FIELD = "residual.implementation"
 PACKAGE = "fla-core"
 # The largest difference over the largest value, of float32 sums in another order.
 TOLERANCE = 1e-4
-CHECKED_ELEMENTS = 2**24  # of all sources together: 64 MiB, and a few times that while comparing
-CHECKED_TOKENS = 1024
+# Of all sources together: 128 MiB, and about ten times that while comparing.
+CHECKED_ELEMENTS = 2**25
+TOKENS_STEP = 16  # Triton compiles another form for numbers that this does not divide
+SMALLEST_BUCKET = 8  # the package compiles a form for up to 8 sources, up to 16, up to 32, ...
 
 # (sources [B, T, D], query [D], gain [D], eps) -> [B, T, D]
 Operator = Callable[[Sequence[Tensor], Tensor, Tensor, float], Tensor]
@@ -33,23 +39,42 @@ def load_operator() -> Operator:
     """The package's operator. Raises UserError if it is not installed or cannot be loaded here."""
     try:
         from fla.ops.attnres import fused_attnres
-    except ImportError as error:
+    except Exception as error:  # a missing package, or one that finds no driver or another triton
+        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"{FIELD}=kernel: {PACKAGE} or triton cannot be imported ({error}); "
+            f"{FIELD}=kernel: {PACKAGE} or triton cannot be imported ({why}); "
             "pip install 'attnres-study[kernel]', or use fused"
         ) from None
 
     def operator(sources: Sequence[Tensor], query_D: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-        # Level 0 keeps each read's mixture for the backward pass instead of reading all sources once more.
-        result: Tensor = fused_attnres(query_D, sources, gain_D, rms_eps=eps, checkpoint_level=0)
+        result: Tensor = fused_attnres(query_D, sources, gain_D, rms_eps=eps)
+        _release_after_backward(result)
         return result
 
     return operator
 
 
+def _release_after_backward(output_BTD: Tensor) -> None:
+    """The package keeps the sources also where autograd does not see them, in an attribute of its node: they
+    would live as long as the loss does.
+    """
+    node = output_BTD.grad_fn
+    while node is not None and not hasattr(node, "res"):
+        node = node.next_functions[0][0] if node.next_functions else None
+    if node is not None:
+        alive = weakref.ref(node)
+
+        def release(*_: Any) -> None:
+            if (done := alive()) is not None:
+                done.res = ()
+
+        node.register_hook(release)
+
+
 class KernelReads:
     """The reads of one forward pass. Sources must be of the embedding's type and device."""
 
+    @torch.compiler.disable  # what is compared must be what runs
     def __init__(
         self,
         queries_RD: Tensor,
@@ -63,8 +88,9 @@ class KernelReads:
             raise ConfigError(FIELD, "kernel", f"is for CUDA devices; this one is {embedding_BTD.device}")
         if embedding_BTD.dtype != torch.float32:
             raise ConfigError(FIELD, "kernel", f"has no {embedding_BTD.dtype} sources; use fused")
-        width = embedding_BTD.shape[-1]
-        self.operator = checked_operator(embedding_BTD.device, width, max_sources, eps, reference)
+        width, device = embedding_BTD.shape[-1], embedding_BTD.device
+        tokens = embedding_BTD.numel() // width
+        self.operator = checked_operator(device, width, max_sources, tokens, eps, reference)
         self.eps = eps
         # All at once: the gradient of a single row is as large as the whole.
         self.queries, self.gains = queries_RD.unbind(), gains_RD.unbind()
@@ -77,30 +103,58 @@ class KernelReads:
 
 @functools.lru_cache
 def checked_operator(
-    device: torch.device, width: int, max_sources: int, eps: float, reference: Operator
+    device: torch.device, width: int, max_sources: int, tokens: int, eps: float, reference: Operator
 ) -> Operator:
     """The package's operator, once its outputs and gradients agree with the reference's on this device.
 
-    Compared at 2 and at `max_sources` sources. Raises UserError that says what differs, and by how much.
+    Compared for every form that up to `max_sources` sources make it compile, at `tokens` tokens or, to spare
+    memory, at fewer. Raises UserError that says what differs, and by how much.
     """
     operator = load_operator()
-    for count in sorted({2, max_sources}):
-        name, error = largest_difference(operator, reference, device, width, count, eps)
+    for count in counts_of_sources(max_sources):
+        fitting = CHECKED_ELEMENTS // (width * count) // TOKENS_STEP * TOKENS_STEP
+        compared = min(tokens, max(TOKENS_STEP, fitting))
+        name, error = largest_difference(operator, reference, device, width, count, compared, eps)
         if not error <= TOLERANCE:  # a NaN does not agree
-            package = f"{PACKAGE} {importlib.metadata.version(PACKAGE)} on {device}"
+            package = f"{PACKAGE} {_version()} on {device}"
             where = f"{name} (width {width}, {count} sources; allowed {TOLERANCE:g})"
             raise UserError(
                 f"{FIELD}=kernel: {package} differs from the reference by {error:.1e} in {where}; use fused"
             )
+    if device.type == "cuda":  # a trial's peak is that of its training
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return operator
 
 
+def counts_of_sources(most: int) -> list[int]:
+    """2, the largest, and the full buckets between them: one at least of every form that is compiled."""
+    counts, bucket = {2, most}, SMALLEST_BUCKET
+    while bucket < most:
+        counts.add(bucket)
+        bucket *= 2
+    return sorted(counts)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return "(of another package)"
+
+
+@torch.inference_mode(False)  # also where a model is first used in one: tensors made there have no gradients
 def largest_difference(
-    operator: Operator, reference: Operator, device: torch.device, width: int, count: int, eps: float
+    operator: Operator,
+    reference: Operator,
+    device: torch.device,
+    width: int,
+    count: int,
+    tokens: int,
+    eps: float,
 ) -> tuple[str, float]:
     """Where two operators differ most, and by how much of the largest value there: output or a gradient."""
     generator = torch.Generator().manual_seed(count)
-    tokens = max(1, min(CHECKED_TOKENS, CHECKED_ELEMENTS // (width * count)))
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
         return (scale * torch.randn(*shape, generator=generator)).to(device)
@@ -119,7 +173,7 @@ def largest_difference(
         for ours, theirs in zip(*values, strict=True)
     ]
     # A NaN is larger than anything here.
-    worst = max(range(len(errors)), key=lambda i: errors[i] if errors[i] == errors[i] else float("inf"))
+    worst = max(range(len(errors)), key=lambda i: math.inf if math.isnan(errors[i]) else errors[i])
     return names[worst], errors[worst]
 
 

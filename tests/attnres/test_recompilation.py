@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attnres_options_support import as_reference, spec_of
+from model_support import RULES, make_batch, make_model
 from rules_support import random_rule
 from torch._dynamo.testing import CompileCounter
 
@@ -56,3 +57,17 @@ def test_a_sublayer_is_not_compiled_again_for_more_sources(name: str, counter: C
 def test_the_plain_form_is_compiled_again_for_more_sources(counter: CompileCounter) -> None:
     """The wrong variant: verbs that torch.compile looks into."""
     assert graphs_of_a_pass(as_reference(spec_of("full", "plain")), counter) > 3
+
+
+@pytest.mark.filterwarnings("default")  # of torch's compiler, of itself
+@pytest.mark.parametrize("rule", ["full_fused", "block_s3_fused"])
+def test_a_model_of_any_depth_is_compiled_in_as_many_graphs(rule: str) -> None:
+    """One for the attention sublayers, one for the MLPs; none for each: torch makes eight at most."""
+    counts = []
+    for depth in (2, 6, 11):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        model = make_model(RULES[rule], dtype=torch.float32, depth=depth)
+        torch.compile(model.loss, backend=counter)(*make_batch(model)).backward()
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[1] == counts[2] <= 6
