@@ -10,6 +10,7 @@ import importlib.util
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +53,10 @@ class Journal:
         for _ in range(count):
             number = len(self._study.get_trials(deepcopy=False))
             self._study.sampler = _sampler(self._search, number)
-            trial = self._study.ask(self._distributions)
+            with warnings.catch_warnings():
+                # A Gaussian process takes the worst finite loss for an infinite one, as it should.
+                warnings.filterwarnings("ignore", message="Clip non-finite values")
+                trial = self._study.ask(self._distributions)
             asked.append(Suggestion(trial.number, dict(trial.params), "running", None, None))
         return asked
 

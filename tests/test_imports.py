@@ -20,6 +20,7 @@ TORCH_FREE = [
     "sweeps.launch",
     "sweeps.status",
     "sweeps.executors",
+    "sweeps.search",
     "sweeps.power_lines",
     "analysis.report",
     "analysis.wandb_source",
@@ -60,6 +61,6 @@ def test_sweeps_ask_the_analysis_for_power_alone() -> None:
 
 @pytest.mark.parametrize("module", TORCH_FREE)
 def test_starts_without_torch_and_wandb(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'wandb', 'ray') if m in sys.modules])"
+    code = f"import sys, {module}; print([m for m in ('torch', 'wandb', 'ray', 'optuna') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
