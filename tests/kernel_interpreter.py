@@ -8,6 +8,7 @@ and how this project calls it; neither speed nor what a compiler makes of it. Pr
 worst relative error, or the refusal.
 """
 
+import gc
 import json
 import os
 import sys
@@ -86,6 +87,7 @@ def released() -> bool:
     del source, output
     before = alive.expired()
     loss.backward()
+    gc.collect()  # the interpreter leaves cycles
     return not before and alive.expired()
 
 
