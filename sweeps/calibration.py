@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,9 @@ from attnres.data.cache import cache_root
 from attnres.errors import RecordError, UserError
 from attnres.record import RECORD_FILE, read_record, write_text_atomic
 from sweeps.capacity import capacity
+from sweeps.children import Children
 from sweeps.machine_memory import visible_gpus
+from sweeps.runner import signals_as_exit
 from sweeps.study import PlannedTrial, Study
 
 SAY_SECONDS = 10.0  # between two words while nothing is done
@@ -97,12 +98,14 @@ def calibrate(
     say(f"timing {len(shapes)} shapes on this machine ({side_by_side} at once; --no-calibrate skips it)")
 
     def measure(planned: PlannedTrial) -> Calibration:
-        calibration = _measure(planned, config_dir)
+        calibration = _measure(planned, config_dir, children)
         path = _path(planned, side_by_side)
         write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
         return calibration
 
-    with ThreadPoolExecutor(side_by_side) as pool:
+    children = Children()
+    # Left in this order when interrupted: what is being timed is killed, then its threads can end.
+    with ThreadPoolExecutor(side_by_side) as pool, children, signals_as_exit():
         futures = {pool.submit(measure, planned): (key, planned) for key, planned in shapes.items()}
         try:
             _follow({future: planned for future, (_, planned) in futures.items()}, say)
@@ -211,11 +214,11 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     return Calibration(train / record["steps"], evaluation_seconds, startup, timing.get("peak_memory_bytes"))
 
 
-def _measure(planned: PlannedTrial, config_dir: str | None) -> Calibration:
+def _measure(planned: PlannedTrial, config_dir: str | None, children: Children) -> Calibration:
     command = [sys.executable, "-m", "attnres.calibrate", *planned.overrides, "--json"]
     if config_dir:
         command += ["--config-dir", config_dir]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = children.run(command)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).split("\n")[-1].removeprefix("error: ")
         raise UserError(f"timing {planned.cell} failed: {said} (--no-calibrate skips it)")
