@@ -48,13 +48,19 @@ def reason(trial: Trial) -> str:
 
 
 def results(study: Study) -> dict[str, Any]:
-    """Records by trial, without times and without the folders, which differ between two workplaces."""
+    """Records by trial, without times, the folders, which differ between two workplaces, and the commit, for
+    whoever commits while tests run.
+    """
     found = {}
     for planned in study.trials:
         values = comparable(read_record(planned.trial.folder / "record.json"))
         config = dict(values["config"])
         config["data"] = {k: v for k, v in config["data"].items() if k not in ("path", "cache_dir")}
-        found[planned.trial.id] = values | {"config": config | {"runs_dir": None}}
+        environment = {
+            k: v for k, v in values["environment"].items() if k not in ("commit", "source_modified")
+        }
+        values |= {"config": config | {"runs_dir": None}, "environment": environment}
+        found[planned.trial.id] = values
     return found
 
 
