@@ -139,7 +139,7 @@ def _train(
 
     def evaluate(final: bool) -> None:
         def after_each() -> None:
-            reporter.heartbeat(learner.microbatch_size)
+            reporter.heartbeat(learner.microbatch_size * group.size)
             signals.check()
 
         with clock.measure("evaluation"):

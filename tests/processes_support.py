@@ -28,7 +28,8 @@ SLOW = ("model.depth=6", "model.width=96", "model.mlp_width=256", "model.batch_s
 def overrides_for(root: Path, name: str, *more: str, steps: int = STEPS) -> list[str]:
     """A trial with a row for every step; trials of other names are the same trial in another folder."""
     often = ("runtime.log_every_steps=1", "optim.learning_rate=0.005", f"runs_dir={root / name}")
-    return tiny_overrides(root, *often, *more, steps=steps)
+    # A step of the tiny trial is 4 sequences of 32 tokens, one of a slow trial 8 of 64.
+    return tiny_overrides(root, *often, *more, steps=steps * 4 if set(SLOW) <= set(more) else steps)
 
 
 def the_trial(overrides: list[str]) -> Trial:

@@ -139,7 +139,7 @@ def test_a_killed_process_ends_the_trial(tmp_path: Path, rank: int) -> None:
 
 @pytest.mark.parametrize("victim", ["trial", "torchrun"])
 def test_no_process_survives(tmp_path: Path, victim: str) -> None:
-    overrides = overrides_for(tmp_path, "killed", *SLOW, "runtime=fsdp", steps=2000)
+    overrides = overrides_for(tmp_path, "killed", *SLOW, "runtime=fsdp", steps=500)
     process = start(overrides)
     wait_for_rows(the_trial(overrides).folder, 2, process)
     everyone = descendants(process.pid)
@@ -155,7 +155,7 @@ def test_no_process_survives(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the trial", "to all, as Slurm does"])
 def test_a_signal_saves_and_stops_all(tmp_path: Path, to_all: bool) -> None:
-    overrides = overrides_for(tmp_path, "stopped", *SLOW, "runtime=fsdp", steps=2000)
+    overrides = overrides_for(tmp_path, "stopped", *SLOW, "runtime=fsdp", steps=500)
     process = start(overrides)
     folder = the_trial(overrides).folder
     wait_for_rows(folder, 3, process)
@@ -172,7 +172,7 @@ def test_a_signal_saves_and_stops_all(tmp_path: Path, to_all: bool) -> None:
 
 
 def test_a_signal_to_one_process_alone(tmp_path: Path) -> None:
-    overrides = overrides_for(tmp_path, "stopped", *SLOW, "runtime=ddp", steps=2000)
+    overrides = overrides_for(tmp_path, "stopped", *SLOW, "runtime=ddp", steps=500)
     process = start(overrides)
     wait_for_rows(the_trial(overrides).folder, 3, process)
     os.kill(workers(process.pid)[1], signal.SIGUSR2)
@@ -181,7 +181,7 @@ def test_a_signal_to_one_process_alone(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_processes_listen(tmp_path: Path) -> None:
-    overrides = overrides_for(tmp_path, "stopped", "runtime=ddp", steps=2000)
+    overrides = overrides_for(tmp_path, "stopped", "runtime=ddp", steps=500)
     process = start(overrides)
     wait_until(lambda: len(descendants(process.pid)) >= 1)
     process.send_signal(signal.SIGINT)
@@ -199,7 +199,7 @@ def test_diverged_is_found_by_all(tmp_path: Path) -> None:
 
 def test_two_at_once(tmp_path: Path) -> None:
     """The second one finds the trial taken, by the first process of the first one."""
-    overrides = overrides_for(tmp_path, "busy", *SLOW, "runtime=ddp", steps=2000)
+    overrides = overrides_for(tmp_path, "busy", *SLOW, "runtime=ddp", steps=500)
     process = start(overrides)
     wait_for_rows(the_trial(overrides).folder, 2, process)
     assert f"process {workers(process.pid)[0]} is already training" in run(overrides, code=2)
