@@ -7,12 +7,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # Empty it to install whatever pyproject.toml allows instead of the pinned versions.
 CONSTRAINTS ?= constraints.txt
+CLUSTER_TESTS := $(wildcard tests/sweeps/test_slurm_*.py tests/sweeps/test_ray_*.py tests/sweeps/test_cluster_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study plan sweep status report test test-slow test-clusters check bench clean
+.PHONY: help setup setup-clusters study plan sweep status report test test-slow test-clusters check bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  Variables: STUDY=$(STUDY) ARGS='' (overrides, e.g. ARGS='launch.workers=4 study.seeds=[0,1,2]')"
 
 setup: $(VENV)/.installed ## install into .venv (about 2 minutes the first time)
@@ -23,6 +24,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 	@touch $@
+
+setup-clusters: setup ## also Ray, submitit and (as root, with apt-get) Slurm, as far as they can be had here
+	@PY=$(PY) CONSTRAINTS=$(CONSTRAINTS) tests/setup_clusters.sh
 
 study: setup ## the main job: launch study STUDY (default smoke), then write its report
 	$(PY) -m sweeps.launch study=$(STUDY) $(ARGS)
@@ -46,8 +50,8 @@ test: setup ## the tests (fast ones)
 test-slow: setup ## the tests that take longer: kills, coverage of intervals
 	$(PY) -m pytest -q -m slow
 
-test-clusters: setup ## executors on a real Slurm and a real Ray, where these are installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m 'slurm or slow' tests/sweeps/test_slurm_executor.py tests/sweeps/test_ray_executor.py $(ARGS)
+test-clusters: setup ## executors on a real Slurm and a real Ray; says what is missing (make setup-clusters)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m 'slurm or slow' $(CLUSTER_TESTS) $(ARGS)
 
 check: setup ## lint and types
 	$(PY) -m ruff check .

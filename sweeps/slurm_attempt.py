@@ -68,10 +68,8 @@ class SlurmAttempt:
         elif self.gone_since is None:
             self.gone_since = time.monotonic()
         elif time.monotonic() - self.gone_since >= CONFIRM_SECONDS:
-            if said is not None:
-                self.code = said
-            else:
-                self.code, self.cause = _ENDS.get(state or "") or _last_words(self.errors)
+            code, self.cause = _ENDS.get(state or "") or _last_words(self.errors)
+            self.code = code if said is None else said
 
     def give_up(self) -> None:
         """Slurm still calls the job running, and is wrong."""

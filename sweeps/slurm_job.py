@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from attnres.data.corpus import PackedCorpus
+from attnres.lock import is_locked
 from attnres.record import write_text_atomic
 from attnres.trial import Trial
 from sweeps.cluster_attempt import run_attempt
@@ -43,7 +44,7 @@ class SlurmJob:
         # failure: it requeues as well.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for number in STOP_SIGNALS:
-            signal.signal(number, _stop)
+            signal.signal(number, self._stop)
         try:
             self.exit_file.unlink(missing_ok=True)
             code = run_attempt(self.target, self.trial, self.corpus, self.threads, f", job {_job_id()}")
@@ -60,13 +61,18 @@ class SlurmJob:
         if code:
             sys.exit(code)  # the queue shows it as FAILED; submitit would call it completed
 
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Where the trial does not listen: before and after the training, or once it has been told.
+
+        Slurm and srun both send TERM at the end of a job. The second one must not end a trial that saves its
+        checkpoint; Slurm's own KILL comes soon enough.
+        """
+        if not is_locked(self.trial.folder):
+            raise _Stopped
+
 
 class _Stopped(BaseException):
-    """A signal came while nobody who could save something listened."""
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Stopped
+    """A signal came while there was nothing to save."""
 
 
 def _job_id() -> str:

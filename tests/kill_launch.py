@@ -49,11 +49,11 @@ class Outcome:
 class Launch:
     """`python -m sweeps.launch ARGUMENTS` in a folder of its own, and all processes that it starts."""
 
-    def __init__(self, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], module: str = "sweeps.launch") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.marker = uuid.uuid4().hex
-        environment = os.environ | {MARKER: self.marker, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "sweeps.launch", *arguments]
+        environment = os.environ | {MARKER: self.marker, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        command = [sys.executable, "-m", module, *arguments]
         with open(folder / "launch.log", "a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slurm_lab import SlurmLab
 from sweeps_support import Workplace
 
 
@@ -15,3 +18,22 @@ def workplace(tmp_path: Path) -> Workplace:
 def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """For tests that only read: the corpus is packed once."""
     return Workplace(tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="session")
+def slurm_lab() -> Iterator[SlurmLab]:
+    with SlurmLab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+    """A real Slurm that commands of this process use; its jobs end with the test."""
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.config))
+    # Jobs import this checkout, and the tests' own targets.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "tests")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield slurm_lab
+    slurm_lab.run("scancel", "--user=root", "--signal=KILL", check=False)
+    slurm_lab.run("scancel", "--user=root", check=False)
