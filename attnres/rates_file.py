@@ -143,7 +143,8 @@ def _check_not_another(target: Target, rates: Mapping[str, Any], kind: str) -> N
     import yaml
 
     try:
-        there = yaml.load(target.path.read_text(encoding="utf-8"), _loader())
+        loader = _loader()(target.path.read_text(encoding="utf-8"))  # a safe one: it builds plain values only
+        there = loader.get_single_data()
     except FileNotFoundError:
         return
     except (UnicodeDecodeError, yaml.YAMLError):

@@ -161,7 +161,7 @@ class AttnResBlock(AttnRes):
 class _SourcesState(ResidualState):
     """Keeps the sources of one pass and attends over them."""
 
-    def __init__(self, rule: AttnRes, embedding_BTD: Tensor, kernel: KernelReads | None) -> None:
+    def __init__(self, rule: AttnRes, embedding_BTD: Tensor, kernel: KernelReads | None = None) -> None:
         self.rule = rule
         self.kernel = kernel
         self.sources = [embedding_BTD]

@@ -168,7 +168,7 @@ def test_calibration_says_what_it_waits_for(workplace: Workplace, monkeypatch: p
 
     go, heard = Event(), []
 
-    def measure(planned: object, config_dir: object) -> Calibration:
+    def measure(planned: object, config_dir: object, children: object) -> Calibration:
         go.wait(30)
         return Calibration(0.25, 0.5, 2.0, 400 * MB)
 
