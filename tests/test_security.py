@@ -90,6 +90,7 @@ def test_a_checkpoint_that_holds_code_is_set_aside_and_not_executed(
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_file_of_a_runs_folder_is_unpickled(tmp_path: Path) -> None:
     """Every file that a trial leaves, as a pickle and as an archive of one, below whatever reads it."""
     workplace = Workplace(tmp_path)

@@ -61,6 +61,7 @@ def shell(workplace: Workplace) -> Iterator[Shell]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_it_goes_on_is_watched_and_stopped_by_others(shell: Shell) -> None:
     started = shell.launch(*LONG)
     assert started.returncode == 0, started.stderr

@@ -53,6 +53,7 @@ def test_a_trial_is_what_it_resolves_to(workplace: Workplace) -> None:
     assert describe(by_hand)["rates"] is None
 
 
+@pytest.mark.slow
 def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) -> None:
     put(workplace, "per_rule", [("tiny_a", "prenorm", 0.01), ("tiny_a", RULE, 0.02)])
     study = workplace.study("rates=per_rule", "study.sizes=[tiny_a]", "budget.tokens=256")

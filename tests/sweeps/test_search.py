@@ -71,6 +71,7 @@ def bowl(rate: float) -> TrialState:
     return TrialState("finished", loss_nats=2 + math.log(rate / 0.05) ** 2)
 
 
+@pytest.mark.slow
 def test_suggestions_are_trials_and_are_trained_once(
     place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_killed_search_goes_on_with_what_it_had_asked(
     assert best["values"]["optim.learning_rate"] == pytest.approx(0.05, rel=0.5)
 
 
+@pytest.mark.slow
 def test_what_diverged_and_what_failed(
     place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_other_keys_and_values_that_do_not_go_together(
         assert len(one["trials"]) == (one["state"] == "finished")
 
 
+@pytest.mark.slow
 def test_best_rates_become_a_file_unless_they_are_at_an_edge(
     place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
