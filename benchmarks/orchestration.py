@@ -9,7 +9,7 @@ first, untimed launch of one short trial per worker packs the corpus and measure
 workers busy, from which the budget follows. Then, with W the wall-clock seconds of the launch command from
 its start to its end and T the training seconds of the records:
 
-  overhead_per_wall    (W x workers - T) / W              the issue's formula
+  overhead_per_wall    (W x workers - T) / W              workers that do not train, on average
   overhead_share       (W x workers - T) / (W x workers)  the same as a share of the workers' time
   ..._without_evaluation   the same with evaluation counted as the trial's own work, as training is
 

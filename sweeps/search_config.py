@@ -42,8 +42,8 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class SearchConfig:
-    """A search of the config group `search`."""
+class _Settings:
+    """What a search is told besides its space, whose values are not all of one kind."""
 
     name: str
     sampler: Literal["random", "tpe", "gp"]
@@ -51,7 +51,6 @@ class SearchConfig:
     startup: int
     batch: int | None
     sampler_seed: int
-    space: Mapping[str, Range | Choices]
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
@@ -64,6 +63,13 @@ class SearchConfig:
             raise ConfigError("search.sampler_seed", self.sampler_seed, "must not be negative")
 
 
+@dataclass(frozen=True)
+class SearchConfig(_Settings):
+    """A search of the config group `search`."""
+
+    space: Mapping[str, Range | Choices]
+
+
 def load_search(words: Sequence[str], config_dir: str | None) -> SearchConfig:
     """`search=NAME` and `search.KEY=VALUE` -> SearchConfig; ConfigError for whatever is wrong with them."""
     names = group_options(config_dir).get("search", [])
@@ -74,19 +80,7 @@ def load_search(words: Sequence[str], config_dir: str | None) -> SearchConfig:
         raise ConfigError("search", mapping, "must be a group of keys")
     space = _space(mapping.get("space"))
     rest = {key: value for key, value in mapping.items() if key != "space"}
-    return SearchConfig(**vars(build(_Rest, rest, "search")), space=space)
-
-
-@dataclass(frozen=True)
-class _Rest:
-    """SearchConfig without its space, whose values are not all of one kind."""
-
-    name: str
-    sampler: Literal["random", "tpe", "gp"]
-    trials: int
-    startup: int
-    batch: int | None
-    sampler_seed: int
+    return SearchConfig(**vars(build(_Settings, rest, "search")), space=space)
 
 
 def _space(space: Any) -> dict[str, Range | Choices]:
