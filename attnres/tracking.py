@@ -8,34 +8,22 @@ the next trial of the process writes into the old run. Its client is imported on
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attnres.config import to_mapping
-from attnres.errors import UserError
 from attnres.metrics import MetricsFile
 from attnres.notice import warn
 from attnres.trial import Trial
 from attnres.wandb_key import has_key, hide, reason
+from attnres.wandb_service import choose_mode, probe, quiet_logging, set_up, tear_down, wait_for_start
 
-# WANDB_MODE as the user may write it -> what this project calls it. "dryrun" and "run" are W&B's old names.
-MODES = {
-    "online": "online",
-    "run": "online",
-    "offline": "offline",
-    "dryrun": "offline",
-    "disabled": "disabled",
-}
 IDENTITY_VARIABLES = ("WANDB_RUN_ID", "WANDB_NAME")
-FOLDER_VARIABLES = {"WANDB_CACHE_DIR": "cache", "WANDB_DATA_DIR": "data", "WANDB_CONFIG_DIR": "config"}
 SECONDS_BETWEEN_FLUSHES = 15.0  # W&B's own interval
-PROBE_BYTES = 256 * 1024  # a run file buffers 32 kB blocks; with less room than some of them, rows are lost
 STUDY_FILE = "study.json"  # what a launcher has written beside the trials' folders, if one has
 MOST_PLAN_CHARACTERS = 500_000  # W&B asks for values below a megabyte
 FINISH_TIMEOUT_SECONDS = 120.0  # an upload that hangs at the end must not hold up the next trial
@@ -84,7 +72,7 @@ class WandbRun:
         prefix = {"train": "train/", "evaluation": "validation/"}.get(row["kind"], "")
         named = {key if key in ("tokens", "flops") else prefix + key: value for key, value in values.items()}
         try:
-            with _quiet_logging():
+            with quiet_logging():
                 if time.monotonic() - self._probed > SECONDS_BETWEEN_FLUSHES:
                     self._probed = time.monotonic()
                     probe(self._folder)
@@ -97,7 +85,7 @@ class WandbRun:
         if self._run is None:
             return
         try:
-            with _quiet_logging():
+            with quiet_logging():
                 probe(self._folder)
                 self._run.summary.update(json.loads(hide(json.dumps(dict(summary)))))
                 self._run.finish(exit_code=exit_code)
@@ -117,6 +105,7 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
     Raises UserError for a WANDB_MODE that does not exist; all other trouble is a warning, and the mode falls
     from online to offline, from offline to none.
     """
+    wait_for_start()
     mode = choose_mode(trial.config.tracking.wandb)
     if mode == "online" and not has_key():
         warn("W&B: no API key (WANDB_API_KEY or `wandb login`): writing offline files instead")
@@ -127,7 +116,7 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
             warn(f"W&B: {name} is not used: it would make one run of all trials")
     for tried in {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}[mode]:
         try:
-            with _quiet_logging():
+            with quiet_logging():
                 return _init(trial, folder, attempt, tried)
         except Exception as error:
             otherwise = "writing offline files instead" if tried == "online" else "going on without W&B"
@@ -136,23 +125,9 @@ def open_wandb(trial: Trial, folder: Path, attempt: int) -> WandbRun | None:
     return None
 
 
-def choose_mode(configured: str) -> str:
-    """ "online", "offline" or "disabled": the user's WANDB_MODE wins over the configuration."""
-    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes"):
-        return "disabled"
-    wanted = os.environ.get("WANDB_MODE") or configured
-    if wanted not in MODES:
-        raise UserError(f"WANDB_MODE={wanted}: one of {', '.join(MODES)}")
-    return MODES[wanted]
-
-
 def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
     config, environment = trial.config, os.environ
-    root = Path(environment.get("WANDB_DIR", folder))
-    (root / "wandb").mkdir(parents=True, exist_ok=True)
-    probe(root / "wandb")
-    for variable, name in FOLDER_VARIABLES.items():
-        environment.setdefault(variable, str((folder / "wandb" / name).resolve()))
+    root = set_up(folder, mode)
 
     import wandb
 
@@ -180,9 +155,6 @@ def _init(trial: Trial, folder: Path, attempt: int, mode: str) -> WandbRun:
     arguments |= {
         argument: value for variable, (argument, value) in ours.items() if variable not in environment
     }
-    # The client's own settings too: from them it decides whether to report on itself over the network.
-    own: dict[str, Any] = {"mode": mode}
-    wandb.setup(wandb.Settings(**own))
     command, sys.argv = sys.argv, [hide(word) for word in sys.argv]  # which the client notes down
     try:
         run = wandb.init(
@@ -218,39 +190,3 @@ def study_plan(study_folder: Path) -> dict[str, str]:
         return {}
     text = json.dumps(plan, separators=(",", ":"))
     return {"study_plan": text} if len(text) <= MOST_PLAN_CHARACTERS else {}
-
-
-def probe(folder: Path) -> None:
-    """Raise OSError if the folder has no room for W&B's next rows: the client drops them in silence."""
-    path = folder / f".room-{os.getpid()}"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if hasattr(os, "posix_fallocate"):  # not on macOS: there the room is not known in advance
-            os.posix_fallocate(handle, 0, PROBE_BYTES)
-    finally:
-        os.close(handle)
-        path.unlink(missing_ok=True)
-
-
-def tear_down() -> None:
-    """Forget W&B's process, so that a later trial of this process gets a living one."""
-    try:
-        import wandb
-
-        with _quiet_logging():
-            wandb.teardown(exit_code=1)
-    except Exception:  # it is gone already, which is why we are here; a warning has been printed
-        return
-
-
-@contextmanager
-def _quiet_logging() -> Iterator[None]:
-    """W&B's log handlers print a traceback for every line that a full disk refuses; one warning of ours is
-    enough.
-    """
-    before = logging.raiseExceptions
-    logging.raiseExceptions = False
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = before

@@ -37,6 +37,7 @@ from attnres.run_state import Diverged, RunState
 from attnres.status import StatusFile
 from attnres.stop import Cancelled, Preempted, StopSignals, cancel_asked, forget_cancel
 from attnres.trial import Trial, resolve
+from attnres.wandb_service import start_service
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 3}
 
@@ -111,6 +112,8 @@ def _train(
 
     config, clock = trial.config, state.clock
     with clock.measure("startup"):
+        if group.main:
+            start_service(trial)
         learner = Learner(trial, group)  # first: it refuses a device that is not there
         state.environment = describe(trial)
         train_tokens, validation = corpus.train(), open_validation(trial, corpus)

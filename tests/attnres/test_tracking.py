@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import pytest
 from tiny_trial import tiny_overrides, tiny_trial
 
+from attnres import learner, wandb_service
 from attnres.errors import UserError
 from attnres.metrics import METRICS_FILE, read_rows
 from attnres.record import read_record
-from attnres.tracking import choose_mode, open_wandb
+from attnres.tracking import open_wandb
 from attnres.train import train
 from attnres.wandb_key import has_key
+from attnres.wandb_service import choose_mode
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +119,31 @@ def test_a_folder_that_wandb_cannot_use_costs_one_warning(
     assert train(trial, corpus)["status"] == "finished"
     assert len(re.findall("warning: W&B", capsys.readouterr().err)) == 1
     assert read_rows(trial.folder / METRICS_FILE)[-1]["step"] == 5
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_its_process_starts_while_the_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The model is built only once W&B is being set up (or, if it is disabled, was not in half a second)."""
+    started, seen = threading.Event(), []
+    set_up, build = wandb_service.set_up, learner.Learner.__init__
+
+    def noted(folder: Path, mode: str) -> Path:
+        started.set()
+        return set_up(folder, mode)
+
+    def waiting(self: learner.Learner, *arguments: Any) -> None:
+        seen.append(started.wait(10 if mode == "offline" else 0.5))
+        build(self, *arguments)
+
+    monkeypatch.setattr(wandb_service, "set_up", noted)
+    monkeypatch.setattr(learner.Learner, "__init__", waiting)
+    monkeypatch.setenv("WANDB_MODE", mode)
+    trial, corpus = tiny_trial(tmp_path, "tracking=wandb_offline", steps=2)
+    assert train(trial, corpus)["status"] == "finished"
+    assert seen == [mode == "offline"]
+    assert bool(list(trial.folder.glob("wandb/offline-run-*/*.wandb"))) == (mode == "offline")
 
 
 def test_no_key_means_offline_with_a_warning(
