@@ -48,10 +48,10 @@ rules: [prenorm, {{rule: attnres_block, num_blocks: 4}}]
 seeds: {seeds}
 overrides: [budget=tokens, budget.tokens={tokens}]
 """
-# Evaluation is what a study asks for, not what launching costs: two short ones.
+# Evaluation is what a study asks for, not what launching costs: two short ones, a hundredth of the training.
 EVALUATION = (
-    "data.validation_tokens=16384",
-    "data.interim_validation_tokens=4096",
+    "data.validation_tokens=8192",
+    "data.interim_validation_tokens=2048",
     "budget.evaluations=2",
 )
 EVENT = re.compile(r"\d\d:\d\d:\d\d (?P<name>\S+): (?P<what>started|finished)")
