@@ -17,7 +17,7 @@ from typing import Any
 from attnres.config import to_mapping
 from attnres.data.corpus import PackedCorpus
 from attnres.distributed import launched, messages
-from attnres.errors import UserError
+from attnres.errors import ConfigError, UserError
 from attnres.folder import finished_record
 from attnres.lock import TrialBusy, TrialLock
 from attnres.outcome import record_failure
@@ -29,6 +29,8 @@ from attnres.trial import Trial
 
 POLL_SECONDS = 0.1
 EXIT_LOST = 255
+# More make no sense, and each has the whole of torch in memory. Tests have several to a core.
+PROCESSES_PER_CORE = 16
 _SOURCES = Path(__file__).resolve().parents[2]
 
 
@@ -47,8 +49,12 @@ class ProcessesFailed(Exception):
 def train_in_processes(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
     """`attnres.train.train` for a trial of several processes on this machine.
 
-    Raises what that raises, and ProcessesFailed.
+    Raises what that raises, ProcessesFailed, and ConfigError for far more processes than cores.
     """
+    processes, cores = trial.config.runtime.processes, os.cpu_count() or 1
+    if processes > PROCESSES_PER_CORE * cores:
+        why = f"this machine has {cores} cores, and takes at most {PROCESSES_PER_CORE} processes for each"
+        raise ConfigError("runtime.processes", processes, why)
     with TrialLock(trial.folder):  # known at once, not after so many processes have started
         if done := finished_record(trial.folder):
             return done

@@ -22,6 +22,7 @@ from attnres.record import read_record
 from attnres.run_state import RunState
 from attnres.status import StatusFile, read_status
 from attnres.stop import Preempted
+from attnres.train import train
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,15 @@ def test_what_torchrun_started_is_what_the_trial_asks_for(
 def test_several_processes_are_not_timed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="runtime.processes=2: a trial of several processes is not timed"):
         calibrate(*tiny_trial(tmp_path, "runtime=ddp"))
+
+
+def test_more_processes_than_the_machine_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(parent, "_start", lambda *_: pytest.fail("it starts them"))
+    trial, corpus = tiny_trial(tmp_path, "runtime=ddp", "runtime.processes=64", "model.batch_size=64")
+    with pytest.raises(ConfigError, match=r"runtime\.processes=64: this machine has 2 cores"):
+        train(trial, corpus)
+    assert not trial.folder.exists()
 
 
 def test_a_group_of_one_decides_alone() -> None:
