@@ -113,8 +113,10 @@ class RayExecutor:
             options |= {"address": settings.address}
         try:
             self._ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"executor.address={settings.address}: {_last_line(error)}") from None
+        except Exception as error:  # Ray raises just that for a node that does not come up in half a minute
+            self._ray.shutdown()
+            where = "executor=ray" if settings.address is None else f"executor.address={settings.address}"
+            raise UserError(f"{where}: {_last_line(error)}") from None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         wanted = {"CPU": asked["num_cpus"], "GPU": asked["num_gpus"], **asked.get("resources", {})}
         if not any(all(node.get(name, 0) >= value for name, value in wanted.items()) for node in nodes):

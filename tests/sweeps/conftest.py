@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray_lab import RayLab
 from slurm_lab import SlurmLab
 from sweeps_support import Workplace
 
@@ -37,3 +38,16 @@ def lab(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmL
     yield slurm_lab
     slurm_lab.run("scancel", "--user=root", "--signal=KILL", check=False)
     slurm_lab.run("scancel", "--user=root", check=False)
+
+
+@pytest.fixture(scope="session")
+def ray_lab() -> Iterator[RayLab]:
+    with RayLab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def ray_cluster(ray_lab: RayLab) -> RayLab:
+    """A real Ray with all its nodes."""
+    ray_lab.mend()
+    return ray_lab

@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kill_launch import Launch
+from ray_lab import RayLab
+from ray_support import WHY_NOT, executor
 from sweeps_support import Workplace, assert_trained_once, be_killed_once, run_study, wait_until
 
 from attnres.errors import UserError
 from attnres.status import read_status
 from sweeps.executor import LocalExecutor
-from sweeps.executor_config import RayConfig
-from sweeps.ray_executor import RayExecutor
 from sweeps.state import read_state
 from sweeps.study import Study
-from sweeps.trial_process import Target, train_trial
 
-HERE = importlib.util.find_spec("ray") is not None
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not HERE, reason="ray is not installed: pip install '.[ray]'"),
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
     pytest.mark.filterwarnings("default"),  # Ray's own
 ]
 ONE = ("study.sizes=[tiny_a]", "study.rules=[prenorm]")
 LONGER = ("budget.tokens=96000", "runtime.checkpoint_seconds=0.3")
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a cluster of two nodes with one core each."""
-    from ray.cluster_utils import Cluster
-
-    root = Path(__file__).resolve().parents[2]
-    before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests")])  # the workers' too
-    os.environ["OMP_NUM_THREADS"] = "1"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def executor(study: Study, target: Target = train_trial) -> RayExecutor:
-    settings = study.config.executor
-    assert isinstance(settings, RayConfig)
-    return RayExecutor(settings, study, target)
+@pytest.fixture
+def address(ray_cluster: RayLab) -> str:
+    return ray_cluster.address
 
 
 def losses(study: Study) -> list[float | None]:
@@ -137,6 +113,19 @@ def test_trials_on_ray_of_the_launch_end_with_a_killed_launcher(workplace: Workp
     launch.kill()
     assert wait_until(lambda: not Path(f"/proc/{status['pid']}").exists(), 30)
     assert read_state(study.trials[0].trial.folder).state in ("stale", "preempted")
+
+
+def test_a_ray_that_does_not_come_up_is_one_line(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def init(**options: object) -> None:
+        raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match="^executor=ray: during startup.$"):
+        executor(workplace.study("executor=ray", *ONE))
 
 
 def test_what_ray_cannot_do_is_one_line(workplace: Workplace) -> None:

@@ -10,42 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_support import assert_records_as_on_this_machine, log, parents, trial_pid
 from held_trial import HELD, go_on, is_held
 from kill_launch import Launch
 from slurm_lab import NODES, SlurmLab
 from slurm_support import SLURM, WHY_NOT, executor, job_of, start
 from sweeps_support import Workplace, assert_trained_once, run_study, wait_until
 
-from attnres.record import comparable, read_record
-from attnres.status import read_status
-from sweeps.executor import LocalExecutor
 from sweeps.state import read_state
-from sweeps.study import Study
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
     pytest.mark.usefixtures("lab"),
 ]
-
-
-def log(workplace: Workplace) -> str:
-    return (workplace.root / "launch.log").read_text()
-
-
-def trial_pid(folder: Path) -> int:
-    status = read_status(folder)
-    assert status is not None
-    return int(status["pid"])
-
-
-def parents(pid: int) -> list[int]:
-    """A process and all its parents, nearest first."""
-    found = []
-    while pid > 1:
-        found.append(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
 
 
 def step_daemon(folder: Path) -> int:
@@ -67,19 +45,6 @@ def end_orphaned_srun(job: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
-
-
-def assert_records_as_on_this_machine(workplace: Workplace, study: Study, *more: str) -> None:
-    local = workplace.study(*more, f"runs_dir={workplace.root / 'local'}")
-    run_study(local, LocalExecutor(1, 20))
-    for here, there in zip(local.trials, study.trials, strict=True):
-        assert plain(here.trial.folder) == plain(there.trial.folder)
-
-
-def plain(folder: Path) -> str:
-    """A record without timing and without the name of the runs folder."""
-    record = comparable(read_record(folder / "record.json"))
-    return repr(record).replace(str(folder.parents[1]), "RUNS")
 
 
 def test_one_launch_loses_nothing_to_many_faults(workplace: Workplace, lab: SlurmLab) -> None:
