@@ -77,10 +77,13 @@ def raylet(node: Any) -> int:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """What workers have: this checkout, the tests' own targets, and one thread."""
+    """What workers have: this checkout, the tests' own targets, one thread, and the rank of other processes
+    (Ray's own choice would starve them on a machine that is busy).
+    """
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["RAY_worker_niceness"] = "0"
     try:
         yield
     finally:

@@ -25,7 +25,9 @@ has() { "$PY" -c 'import importlib.util, sys; sys.exit(any(map(lambda name: impo
 if ! has ray submitit; then
     pinned=()
     [ -z "$CONSTRAINTS" ] || pinned=(-c "$CONSTRAINTS")
-    attempt "Ray and submitit" "$PY" -m pip install --quiet --disable-pip-version-check -e '.[slurm,ray]' "${pinned[@]}"
+    # Not as an extra of this package: that would install the package itself again, under tests that may run now.
+    mapfile -t wanted < <("$PY" -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["slurm"], *extras["ray"], sep="\n")')
+    attempt "Ray and submitit" "$PY" -m pip install --quiet --disable-pip-version-check "${wanted[@]}" "${pinned[@]}"
 fi
 
 missing=()

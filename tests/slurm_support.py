@@ -42,6 +42,6 @@ def start(workplace: Workplace, *more: str, held: int = 1) -> tuple[Launch, Stud
     study = workplace.study(*SLURM, *more)
     launch = Launch(workplace.root, workplace.arguments(*SLURM, *more), "held_trial")
     folders = [planned.trial.folder for planned in study.trials]
-    here = wait_until(lambda: sum(map(is_held, folders)) >= held, 90)
+    here = wait_until(lambda: sum(map(is_held, folders)) >= held, 300)
     assert here, (workplace.root / "launch.log").read_text()
     return launch, study

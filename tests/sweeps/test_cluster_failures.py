@@ -82,7 +82,7 @@ def test_cancelling_ends_what_runs_and_what_waits(workplace: Workplace, place: P
     study = workplace.study(*place.words, *WAITING)
     launch = Launch(workplace.root, workplace.arguments(*place.words, *WAITING), "held_trial")
     folders = [planned.trial.folder for planned in study.trials]
-    assert wait_until(lambda: sum(map(is_held, folders)) == 2, 90)
+    assert wait_until(lambda: sum(map(is_held, folders)) == 2, 300)
     words = [f"runs_dir={workplace.runs}", "--config-dir", str(workplace.configs)]
     command = [sys.executable, "-m", "sweeps.cancel", "study=tiny", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

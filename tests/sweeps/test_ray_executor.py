@@ -42,7 +42,7 @@ def start(workplace: Workplace, *more: str) -> tuple[Launch, Study]:
     study = workplace.study(*more)
     folder = study.trials[0].trial.folder
     launch = Launch(workplace.root, workplace.arguments(*more))
-    started = wait_until(lambda: read_state(folder).state == "running" and bool(read_state(folder).step), 90)
+    started = wait_until(lambda: read_state(folder).state == "running" and bool(read_state(folder).step), 300)
     assert started, (workplace.root / "launch.log").read_text()
     return launch, study
 

@@ -51,9 +51,9 @@ def test_a_node_that_goes_costs_its_trial_a_retry(
         end_raylet(node)
     else:
         ray_cluster.remove(node, gracefully=end == "removed")
-    assert wait_until(lambda: not is_alive(pid), 60), "the trial outlives its node"
+    assert wait_until(lambda: not is_alive(pid), 120), "the trial outlives its node"
     go_on(study)
-    assert launch.process.wait(120) == 0, log(workplace)
+    assert launch.process.wait(300) == 0, log(workplace)
     assert [read_state(folder).attempts for folder in folders] == [2, 1], log(workplace)
     said = log(workplace)
     assert said.count("tried again") == 1
@@ -68,10 +68,10 @@ def test_a_trial_that_outlives_its_node_is_waited_for(workplace: Workplace, ray_
     folder = study.trials[0].trial.folder
     node, pid = node_of(ray_cluster, folder), trial_pid(folder)
     os.kill(raylet(node), signal.SIGKILL)  # and not forgotten, so it looks alive
-    assert wait_until(lambda: "another process is training it" in log(workplace), 90), log(workplace)
+    assert wait_until(lambda: "another process is training it" in log(workplace), 180), log(workplace)
     assert is_alive(pid)
     go_on(study)
-    assert launch.process.wait(120) == 0, log(workplace)
+    assert launch.process.wait(300) == 0, log(workplace)
     for planned in study.trials:
         assert_trained_once(planned.trial.folder)
     assert_records_as_on_this_machine(workplace, study, *TWO)
@@ -82,10 +82,10 @@ def test_a_launcher_that_is_killed_and_the_next_one(workplace: Workplace, ray_cl
     folders = [planned.trial.folder for planned in study.trials]
     pids = [trial_pid(folder) for folder in folders]
     launch.kill()
-    assert wait_until(lambda: not any(map(is_alive, pids)), 60)
+    assert wait_until(lambda: not any(map(is_alive, pids)), 120)
     go_on(study)
     again = Launch(workplace.root, workplace.arguments(*on(ray_cluster), *TWO))
-    assert again.process.wait(120) == 0, log(workplace)
+    assert again.process.wait(300) == 0, log(workplace)
     for folder in folders:
         assert read_state(folder).attempts == 2
         assert "continues at step" in (folder / "log.txt").read_text()
@@ -99,7 +99,7 @@ def test_a_launcher_that_is_told_to_end_leaves_no_process(workplace: Workplace, 
     launch.process.terminate()
     assert launch.process.wait(60) == 128 + signal.SIGTERM, log(workplace)
     assert launch.gone(30), launch.alive()
-    assert wait_until(lambda: not any(map(is_alive, pids)), 10)
+    assert wait_until(lambda: not any(map(is_alive, pids)), 30)
     assert [read_state(folder).state for folder in folders] == ["preempted"] * 2
     go_on(study)
     run_study(study, executor(study))
