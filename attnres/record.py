@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import RecordError, TornRecordError
+from attnres.json_file import is_number, parse
 from attnres.wandb_key import hide
 
 SCHEMA = 1
@@ -60,6 +61,9 @@ VALUES: Mapping[str, tuple[type, ...]] = {
     "environment": _SCALAR,
     "timing": _SCALAR,
 }
+# Of `timing`: finite numbers, or null where they are not known. Whatever else it has is text.
+TIMES = ("train_seconds", "evaluation_seconds", "probe_seconds", "wall_seconds", "tokens_per_second")
+COUNTS = ("attempts", "peak_memory_bytes")
 GROUPS = ("model", "residual", "optim", "schedule", "runtime")  # of the config, where it has them: mappings
 
 # What may differ between two runs of the same trial on one machine.
@@ -81,6 +85,10 @@ def check_record(record: Any, where: str) -> dict[str, Any]:
         for key, value in (record[field] or {}).items():
             if not isinstance(value, kinds):
                 raise RecordError(f"{where}: {field}.{key}={value!r}: wrong type")
+    for key in (*TIMES, *COUNTS):
+        value = record["timing"].get(key)
+        if value is not None and not (is_number(value) and (key in TIMES or isinstance(value, int))):
+            raise RecordError(f"{where}: timing.{key}={value!r}: wrong type")
     for group in GROUPS:
         if not isinstance(record["config"].get(group, {}), dict):
             raise RecordError(f"{where}: config.{group}={record['config'][group]!r}: wrong type")
@@ -107,9 +115,11 @@ def read_record(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path}: no such record") from None
     except UnicodeDecodeError as error:
         raise TornRecordError(f"{path}: not UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # broken, or numbers and nesting beyond all sense
+        record = parse(text)
+    except ValueError as error:
         raise TornRecordError(f"{path}: torn or not JSON ({error})") from None
     return check_record(record, str(path))
 

@@ -6,7 +6,8 @@ killed cannot say so: its state stays "running" while its heartbeat ages and its
 Fields: state; pid, host and boot_id (of the machine's kernel) of the process; started (of this attempt),
 first_started and heartbeat in unix seconds; uptime_seconds of the machine at the heartbeat, which no setting
 of the clock moves; step, steps, tokens (trained so far); loss_nats, tokens_per_second, eta_seconds; reason
-and origin ("own" or "outside") of what ended it; attempts.
+and origin ("own" or "outside") of what ended it; attempts. A reader may rely on their types: `read_status`
+checks every one. What an older version did not write is absent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnres.errors import RecordError
+from attnres.json_file import Check, check_fields, is_count, is_number, is_text, or_null, read_object
 from attnres.notice import warn
 from attnres.origin import Origin
 from attnres.record import write_text_atomic
@@ -28,6 +30,18 @@ STATUS_FILE = "status.json"
 SECONDS_BETWEEN_WRITES = 2.0
 
 State = Literal["running", "finished", "diverged", "failed", "preempted", "cancelled"]
+
+# Field -> what may be in it, for all that read the file.
+_CHECKS: Mapping[str, Check] = {
+    "state": is_text,
+    "attempts": is_count,
+    "first_started": is_number,
+    **dict.fromkeys(("pid", "step", "steps", "tokens"), or_null(is_count)),
+    **dict.fromkeys(("host", "boot_id", "reason"), or_null(is_text)),
+    **dict.fromkeys(("started", "heartbeat", "uptime_seconds"), or_null(is_number)),
+    **dict.fromkeys(("loss_nats", "tokens_per_second", "eta_seconds"), or_null(is_number)),
+    "origin": or_null(lambda value: value in ("own", "outside")),
+}
 
 
 class StatusFile:
@@ -123,12 +137,14 @@ def uptime_seconds() -> float:
 
 
 def heartbeat_age_seconds(status: Mapping[str, Any]) -> float:
-    """How long ago the trial gave a sign of life. Of another machine by both clocks: never below 0."""
+    """How long ago a checked status, or note, gave a sign of life. Of another machine by both clocks: never
+    below 0.
+    """
     uptime, boot = status.get("uptime_seconds"), status.get("boot_id")
-    if isinstance(uptime, (int, float)) and boot is not None and boot == boot_id():
+    if uptime is not None and boot is not None and boot == boot_id():
         return max(0.0, uptime_seconds() - uptime)
     heartbeat = status.get("heartbeat")
-    return max(0.0, time.time() - heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
+    return max(0.0, time.time() - heartbeat) if heartbeat is not None else 0.0
 
 
 def _earlier(folder: Path) -> dict[str, Any] | None:
@@ -145,17 +161,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     status.
     """
     path = folder / STATUS_FILE
-    try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise RecordError(f"{path}: not a status file ({error})") from None
-    if (
-        not isinstance(status, dict)
-        or not isinstance(status.get("state"), str)
-        or not isinstance(status.get("attempts"), int)
-        or not isinstance(status.get("first_started"), (int, float))
-    ):
-        raise RecordError(f"{path}: not a status file")
+    status = read_object(path)
+    if status is not None:
+        check_fields(status, _CHECKS, str(path))
     return status

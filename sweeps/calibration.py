@@ -25,6 +25,7 @@ from typing import Any
 from attnres.config import to_mapping
 from attnres.data.cache import cache_root
 from attnres.errors import RecordError, UserError
+from attnres.json_file import Check, check_fields, is_count, is_number, or_null, read_object
 from attnres.record import RECORD_FILE, read_record, write_text_atomic
 from sweeps.capacity import capacity
 from sweeps.children import Children
@@ -53,6 +54,14 @@ class Calibration:
         """Wall time of the whole trial."""
         steps = planned.trial.steps * self.seconds_per_step
         return self.startup_seconds + steps + evaluation_windows(planned) * self.evaluation_seconds_per_window
+
+
+_CHECKS: Mapping[str, Check] = {
+    "seconds_per_step": is_number,
+    "evaluation_seconds_per_window": is_number,
+    "startup_seconds": is_number,
+    "peak_memory_bytes": or_null(is_count),
+}
 
 
 def evaluation_windows(planned: PlannedTrial) -> int:
@@ -189,10 +198,15 @@ def _path(planned: PlannedTrial, workers: int) -> Path:
 
 
 def _from_cache(planned: PlannedTrial, workers: int) -> Calibration | None:
+    path = _path(planned, workers)
     try:
-        return Calibration(**json.loads(_path(planned, workers).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None  # absent, torn or of an older version: measured again
+        numbers = read_object(path)
+        if numbers is not None:
+            check_fields(numbers, _CHECKS, str(path))
+            return Calibration(**numbers)
+    except (RecordError, TypeError):
+        pass  # torn or of an older version: measured again
+    return None
 
 
 def _from_record(planned: PlannedTrial) -> Calibration | None:
@@ -206,9 +220,11 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     timing: Mapping[str, Any] = record["timing"]
     if record["config"].get("runtime", {}).get("processes", 1) != _processes(planned):
         return None
-    if timing["attempts"] != 1:
+    if timing.get("attempts") != 1:
         return None  # its times hold the attempts that were cut off
-    train, evaluation, wall = (timing[f"{part}_seconds"] for part in ("train", "evaluation", "wall"))
+    train, evaluation, wall = (timing.get(f"{part}_seconds") for part in ("train", "evaluation", "wall"))
+    if train is None or evaluation is None or wall is None or record["steps"] < 1:
+        return None  # of an older version
     startup = max(0.0, wall - train - evaluation)
     evaluation_seconds = evaluation / max(1, evaluation_windows(planned))
     return Calibration(train / record["steps"], evaluation_seconds, startup, timing.get("peak_memory_bytes"))

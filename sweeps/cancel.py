@@ -10,8 +10,8 @@ from typing import Any
 from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
 from attnres.stop import ask_to_cancel, cancel_asked
 from sweeps.launches import LaunchNote, running_launches
+from sweeps.plan_file import load_plan
 from sweeps.state import TrialState, read_state
-from sweeps.status import load_plan
 from sweeps.trial_ids import choose
 
 USAGE = """

@@ -12,11 +12,22 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnres.errors import RecordError
+from attnres.json_file import (
+    Check,
+    check_fields,
+    is_count,
+    is_flag,
+    is_number,
+    is_text,
+    is_texts,
+    or_null,
+    read_object,
+)
 from attnres.lock import TrialLock, is_locked
 from attnres.notice import warn
 from attnres.record import write_text_atomic
@@ -27,6 +38,19 @@ LAUNCHES_FOLDER = "launches"
 _NOTE_FILE = "launch.json"
 SECONDS_BETWEEN_WRITES = 2.0
 _FORGET_SECONDS = 86_400.0  # a silent launch of another machine, whose lock may not be seen here
+_CHECKS: Mapping[str, Check] = {
+    "pid": is_count,
+    "host": is_text,
+    "boot_id": or_null(is_text),
+    "started": is_number,
+    "detached": is_flag,
+    "executor": is_text,
+    **dict.fromkeys(("pending", "running", "elsewhere"), is_texts),
+    "done": is_count,
+    "eta_seconds": or_null(is_number),
+    "heartbeat": is_number,
+    "uptime_seconds": or_null(is_number),
+}
 
 
 @dataclass(frozen=True)
@@ -101,22 +125,24 @@ def running_launches(study_folder: Path) -> list[LaunchNote]:
     for path in (study_folder / LAUNCHES_FOLDER).glob(f"*/{_NOTE_FILE}"):
         fields = _read(path)
         if fields is not None and _is_alive(path.parent, fields):
-            with suppress(KeyError, TypeError):
-                notes.append(_note(fields))
+            notes.append(_note(fields))
     return sorted(notes, key=lambda note: note.started)
 
 
 def _note(fields: Mapping[str, Any]) -> LaunchNote:
-    values = {name: fields[name] for name in LaunchNote.__dataclass_fields__}
+    values = {name: fields.get(name) for name in LaunchNote.__dataclass_fields__}
     return LaunchNote(**values | {name: tuple(values[name]) for name in ("pending", "running", "elsewhere")})
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A whole note, or None: a launch writes a new one every two seconds."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        fields = read_object(path)
+        if fields is not None:
+            check_fields(fields, _CHECKS, str(path))
+        return fields
+    except RecordError:
         return None
-    return fields if isinstance(fields, dict) else None
 
 
 def _is_alive(folder: Path, fields: Mapping[str, Any]) -> bool:
@@ -129,7 +155,12 @@ def _is_alive(folder: Path, fields: Mapping[str, Any]) -> bool:
 def _sweep(folder: Path) -> None:
     """Remove notes of launches that are dead for sure."""
     for note in folder.glob("*"):
-        fields = _read(note / _NOTE_FILE) or {}
-        ours = fields.get("boot_id") == boot_id()
-        if not is_locked(note) and (ours or heartbeat_age_seconds(fields) > _FORGET_SECONDS):
+        if note.is_dir() and not is_locked(note) and _is_over(note):
             shutil.rmtree(note, ignore_errors=True)
+
+
+def _is_over(note: Path) -> bool:
+    fields = _read(note / _NOTE_FILE)
+    if fields is None:  # torn, or of a launch that has not written yet
+        return time.time() - os.path.getmtime(note) > _FORGET_SECONDS
+    return fields.get("boot_id") == boot_id() or heartbeat_age_seconds(fields) > _FORGET_SECONDS

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from attnres.cli import one_line
 from sweeps.launches import LaunchFile
 from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
@@ -95,7 +96,7 @@ class Lines:
         self.say("; ".join([headline(moment), *(_brief(name, state) for name, state in moment.running)]))
 
     def say(self, line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {one_line(line)}", flush=True)
 
     def close(self) -> None:
         pass
@@ -117,7 +118,7 @@ class LiveTable:
         self._live.update(render(moment, self._live.console.height), refresh=True)
 
     def say(self, line: str) -> None:
-        self._live.console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
+        self._live.console.print(Text(f"{time.strftime('%H:%M:%S')} {one_line(line)}"))
 
     def close(self) -> None:
         self._live.stop()

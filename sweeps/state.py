@@ -69,6 +69,13 @@ class TrialState:
 
 def read_state(folder: Path) -> TrialState:
     """The state of the trial that lives in this folder."""
+    try:
+        return _read_state(folder)
+    except OSError as error:  # a folder that may not be entered, a plain file in its place
+        return TrialState("pending", f"{error.filename or folder}: cannot be read ({error.strerror})")
+
+
+def _read_state(folder: Path) -> TrialState:
     problems = []
     record = status = None
     try:
@@ -155,7 +162,8 @@ def _is_alive_elsewhere(status: dict[str, Any]) -> bool:
 
 
 def _where(status: dict[str, Any]) -> str:
-    return f"step {status.get('step')} of {status.get('steps')}"
+    step, steps = status.get("step"), status.get("steps")
+    return "an unknown step" if step is None else f"step {step:,}" + (f" of {steps:,}" if steps else "")
 
 
 def _place(status: dict[str, Any] | None) -> str:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
-from attnres.config import NAME_PATTERN
-from attnres.data.corpus import NotPacked
-from attnres.errors import ConfigError, RecordError, UserError
+from attnres.errors import ConfigError, UserError
 from sweeps.launches import running_launches
+from sweeps.plan_file import load_plan
 from sweeps.state import STATES, TrialState, foreign_trials, read_state
-from sweeps.study import STUDY_FILE, describe, load_study, outline
 from sweeps.table import duration, print_table
 from sweeps.trial_ids import choose
 
@@ -49,42 +47,6 @@ EXAMPLES = (
 STATUS_SCHEMA = 1
 SECONDS_BETWEEN_LINES = 30.0
 INTERRUPTED = 130
-
-
-def load_plan(argv: Sequence[str], config_dir: str | None) -> tuple[Path, dict[str, Any]]:
-    """The study's folder, and its plan as study.json has it or would have it.
-
-    Where the corpus is not packed, ids are not known: they are null, and the plan has `unknown`, in words.
-    """
-    given = dict(word.partition("=")[::2] for word in argv)
-    if given.keys() <= {"study", "runs_dir"} and given.get("study"):
-        if not NAME_PATTERN.fullmatch(given["study"]):
-            raise ConfigError("study", given["study"], "is not a name of a study")
-        folder = Path(given.get("runs_dir", "runs")) / given["study"]
-        if (folder / STUDY_FILE).is_file():
-            return folder, _read_plan(folder / STUDY_FILE)
-    try:
-        study = load_study(argv, config_dir, lambda line: print(line, file=sys.stderr), pack=False)
-    except NotPacked as error:
-        plan = outline(argv, config_dir)
-        why = f"{error}: the trials' ids, and what has become of them, are known only once it is"
-        return Path(plan["folder"]), {**plan, "unknown": why}
-    return study.folder, describe(study)
-
-
-_FIELDS = {"id", "name", "size", "rule", "seed"}
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        trials = plan["trials"]
-        # An id is the name of a folder below the study's.
-        if all(_FIELDS <= trial.keys() and NAME_PATTERN.fullmatch(trial["id"]) for trial in trials):
-            return dict(plan)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise RecordError(f"{path}: torn or not a study's plan; sweeps.launch writes it again")
 
 
 def status_json(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +97,7 @@ def print_status(status: Mapping[str, Any]) -> None:
 
 def _cells(trial: Mapping[str, Any]) -> list[str]:
     state = TrialState(**{name: trial[name] for name in TrialState.__dataclass_fields__})
-    step = "" if state.step is None else f"{state.step:,}/{state.steps:,}"
+    step = "" if state.step is None else f"{state.step:,}" + (f"/{state.steps:,}" if state.steps else "")
     return [
         trial["name"],
         state.state,

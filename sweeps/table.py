@@ -5,11 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from attnres.cli import one_line
+
 Row = Sequence[str]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Row], text_columns: Sequence[str]) -> None:
-    """Print rows of text. Columns are right-aligned unless they are in `text_columns`."""
+    """Print rows of text. Columns are right-aligned unless they are in `text_columns`.
+
+    Cells come from files, too: what a terminal would obey is written as escapes.
+    """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(title, columns, rows, text_columns)
     else:

@@ -208,4 +208,4 @@ def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "study.json").write_text('{"trials": [{"id": 1}]}')
     assert run_command(status.main, ["study=tiny", f"runs_dir={tmp_path}"]) == 2
-    assert "study.json: torn or not a study's plan" in capsys.readouterr().err
+    assert "study.json: name: is missing; not a study's plan" in capsys.readouterr().err
