@@ -88,25 +88,32 @@ def wants_help(argv: Sequence[str]) -> bool:
 
 
 def take_option(argv: list[str], name: str) -> str | None:
-    """Remove `--name value` or `--name=value` from argv and return the value."""
-    for index, word in enumerate(argv):
-        if word == name:
-            if index + 1 == len(argv):
-                raise UserError(f"{name}: needs a value")
-            value = argv[index + 1]
-            del argv[index : index + 2]
-            return value
-        if word.startswith(name + "="):
-            del argv[index]
-            return word.partition("=")[2]
-    return None
+    """Remove `--name value` or `--name=value` from argv and return the value, which is not empty."""
+    places = [index for index, word in enumerate(argv) if word == name or word.startswith(name + "=")]
+    if not places:
+        return None
+    _check_once(name, len(places))
+    index = places[0]
+    joined = argv[index] != name
+    words = argv[index : index + (1 if joined else 2)]
+    value = words[0].partition("=")[2] if joined else "".join(words[1:])
+    if not value:
+        raise UserError(f"{name}: needs a value")
+    del argv[index : index + len(words)]
+    return value
 
 
 def take_flag(argv: list[str], name: str) -> bool:
     """Remove `--name` from argv and say whether it was there."""
+    _check_once(name, argv.count(name))
     present = name in argv
     argv[:] = [word for word in argv if word != name]
     return present
+
+
+def _check_once(name: str, times: int) -> None:
+    if times > 1:
+        raise UserError(f"{name}: is given {'twice' if times == 2 else f'{times} times'}")
 
 
 def reject_options(argv: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from attnres.compose import compose_mapping, group_options
 from attnres.config import NAME_PATTERN, build
 from attnres.errors import ConfigError, UserError
 from sweeps.choices import Axis, RuleChoice, SizeChoice, parse_axes, parse_rule, parse_size
-from sweeps.executor_config import ExecutorConfig, build_executor
+from sweeps.executor_config import ExecutorConfig, build_executor, check_executor_keys
 from sweeps.rates import RatesConfig, build_rates, check_not_set_twice
 
 # What a study sets by other means than an override; as an override it would break the comparison.
@@ -118,13 +118,14 @@ def load_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     """
     groups = group_options(config_dir)
     ours = [word for word in overrides if _key(word).partition(".")[0] in _OF_A_SWEEP]
-    if not any(_key(word) == "study" for word in ours):
+    if not any(_key(word) == "study" and word.partition("=")[2] for word in ours):
         raise UserError(f"study=: choose a study: {', '.join(groups.get('study', []))}")
     for word in ours:
         if _key(word) == "launch.threads":
             raise ConfigError(
                 "launch.threads", word.partition("=")[2], "threads of a trial are runtime.threads"
             )
+    check_executor_keys(ours)
     axes = {_key(word): word.partition("=")[2] for word in ours if _key(word).startswith(_AXIS)}
     mapping = compose_mapping("sweep", [word for word in ours if _key(word) not in axes], config_dir)
     given = {key.removeprefix(_AXIS): _parse(key, value) for key, value in axes.items()}

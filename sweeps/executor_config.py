@@ -133,6 +133,24 @@ def build_executor(mapping: Any) -> ExecutorConfig:
     return build(kind, mapping, "executor")
 
 
+def check_executor_keys(overrides: Sequence[str]) -> None:
+    """ConfigError for an option of another executor than the one that is chosen, by name."""
+    given = dict(word.partition("=")[::2] for word in overrides)
+    kind = _KINDS.get(given.get("executor", "local"))
+    for key, value in given.items():
+        group, _, option = key.partition(".")
+        if group != "executor" or kind is None or option in _options(kind):
+            continue
+        if having := [name for name, other in _KINDS.items() if option in _options(other)]:
+            chosen = given.get("executor", "local")
+            why = f"is an option of executor={' or '.join(having)}, and this is executor={chosen}"
+            raise ConfigError(key, value, why)
+
+
+def _options(kind: type[ExecutorConfig]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def memory_bytes(text: str) -> int:
     """8G -> 8 * 2**30, of a text that has been checked."""
     return int(text[:-1]) * _BYTES[text[-1]]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
-from attnres.errors import UserError
+from attnres.errors import ConfigError, UserError
 from attnres.stop import forget_cancel
 from sweeps.calibration import known
 from sweeps.capacity import capacity
@@ -148,7 +148,10 @@ def chosen_trials(study: Study, words: str | None) -> Sequence[PlannedTrial]:
     if words is None:
         return study.trials
     named = [(planned.trial.id, planned.trial.name) for planned in study.trials]
-    ids = choose(named, words.split(","), study.name)
+    given = [word.strip() for word in words.split(",")]
+    if not all(given):
+        raise ConfigError("--trial", words, "names an empty trial; write ID, or ID,ID without more commas")
+    ids = choose(named, given, study.name)
     return [planned for planned in study.trials if planned.trial.id in ids]
 
 

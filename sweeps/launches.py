@@ -130,7 +130,7 @@ def running_launches(study_folder: Path) -> list[LaunchNote]:
 
 
 def _note(fields: Mapping[str, Any]) -> LaunchNote:
-    values = {name: fields.get(name) for name in LaunchNote.__dataclass_fields__}
+    values: dict[str, Any] = {name: fields.get(name) for name in LaunchNote.__dataclass_fields__}
     return LaunchNote(**values | {name: tuple(values[name]) for name in ("pending", "running", "elsewhere")})
 
 

@@ -29,7 +29,11 @@ def load_plan(argv: Sequence[str], config_dir: str | None) -> tuple[Path, dict[s
 
     Where the corpus is not packed, ids are not known: they are null, and the plan has `unknown`, in words.
     """
-    given = dict(word.partition("=")[::2] for word in argv)
+    given: dict[str, str] = {}
+    for key, _, value in (word.partition("=") for word in argv):
+        if key in given:
+            raise ConfigError(key, value, f"is given twice, also as {key}={given[key]}")
+        given[key] = value
     if given.keys() <= set(_WHERE) and given.get("study"):
         if not NAME_PATTERN.fullmatch(given["study"]):
             raise ConfigError("study", given["study"], "is not a name of a study")

@@ -17,8 +17,10 @@ def choose(trials: Sequence[Named], words: Iterable[str], study: str) -> list[st
 
 
 def _one(trials: Sequence[Named], word: str, study: str) -> str:
+    if not word.strip():
+        raise UserError(f"{word!r}: is empty; name a trial by its id or name, as sweeps.status lists them")
     exact = [trial for trial, name in trials if word in (trial, name)]
-    found = exact or [trial for trial, _ in trials if word and trial.startswith(word)]
+    found = exact or [trial for trial, _ in trials if trial.startswith(word)]
     if len(found) == 1:
         return found[0]
     if not found:

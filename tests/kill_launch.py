@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from sweeps_support import processes_with, wait_until
 from attnres.record import comparable, read_record
 
 MARKER = "ATTNRES_TEST_LAUNCH"
+_markers: list[str] = []  # of what was started and may still live
 ROOT = Path(__file__).resolve().parents[1]
 GONE_SECONDS = 60.0  # that orphaned trials may take to save and end
 
@@ -46,12 +49,37 @@ class Outcome:
     differing: list[str] = field(default_factory=list)  # names of trials whose records differ
 
 
+def new_marker() -> str:
+    """A value for MARKER in the environment of what a test starts, by which it and its children are found."""
+    _markers.append(uuid.uuid4().hex)
+    return _markers[-1]
+
+
+def end_all() -> None:
+    """Kill whatever was started with a marker and still lives: a launch of a failed test, and trials that
+    were suspended, would burden the machine, or stay for ever.
+    """
+    while _markers:
+        text = f"{MARKER}={_markers.pop()}"
+        for pid in _until_none(text):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _until_none(text: str) -> Iterator[int]:
+    """A process that is being killed may just have started another one."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (pids := processes_with(text)) and time.monotonic() < deadline:
+        yield from pids
+        time.sleep(0.05)
+
+
 class Launch:
     """`python -m sweeps.launch ARGUMENTS` in a folder of its own, and all processes that it starts."""
 
     def __init__(self, folder: Path, arguments: list[str], module: str = "sweeps.launch") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.marker = uuid.uuid4().hex
+        self.marker = new_marker()
         environment = os.environ | {MARKER: self.marker, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
         command = [sys.executable, "-m", module, *arguments]
         with open(folder / "launch.log", "a", encoding="utf-8") as log:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from attnres.cli import take_flag, take_option
+from attnres.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[2]
 PRINT = """
 import sys
@@ -44,3 +47,17 @@ def test_output_that_cannot_be_written(tmp_path: Path, words: str, code: int, li
     done = shell(tmp_path, words)
     assert (done.returncode, done.stderr) == (code, line)
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_options_are_given_once_and_with_a_value() -> None:
+    argv = ["a=1", "--to", "x", "--fast"]
+    assert (take_option(argv, "--to"), take_flag(argv, "--fast"), argv) == ("x", True, ["a=1"])
+    assert take_option(argv, "--to") is None and not take_flag(argv, "--fast")
+    for words in (["--to=1", "--to", "2"], ["--to", "1", "--to=1"]):
+        with pytest.raises(UserError, match="^--to: is given twice$"):
+            take_option(words, "--to")
+    for words in (["--to"], ["--to="], ["--to", ""]):
+        with pytest.raises(UserError, match="^--to: needs a value$"):
+            take_option(words, "--to")
+    with pytest.raises(UserError, match="^--fast: is given 3 times$"):
+        take_flag(["--fast"] * 3, "--fast")

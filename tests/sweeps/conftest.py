@@ -5,9 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kill_launch import end_all
 from ray_lab import RayLab
 from slurm_lab import SlurmLab
 from sweeps_support import Workplace
+
+
+@pytest.fixture(autouse=True)
+def _no_launch_is_left() -> Iterator[None]:
+    """When a test fails, too: what it has launched, or suspended, ends with it."""
+    yield
+    end_all()
 
 
 @pytest.fixture

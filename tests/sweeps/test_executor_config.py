@@ -76,9 +76,14 @@ def test_a_mistake_is_one_line_that_names_the_setting(overrides: str, line: str)
     assert str(raised.value) == line
 
 
-def test_a_setting_of_another_executor_is_an_unknown_key() -> None:
-    with pytest.raises(ValueError, match="executor.partition=gpu: unknown key"):
+def test_a_setting_of_another_executor_is_named_as_such() -> None:
+    why = "is an option of executor=slurm, and this is executor=local"
+    with pytest.raises(ConfigError, match=f"executor.partition=gpu: {why}"):
         load_sweep([STUDY, "executor.partition=gpu"])
+    with pytest.raises(ConfigError, match="executor.cpus=0: is an option of executor=ray or slurm"):
+        load_sweep([STUDY, "executor.cpus=0"])
+    with pytest.raises(ValueError, match="executor.partitoin=gpu: unknown key"):
+        load_sweep([STUDY, "executor.partitoin=gpu"])
 
 
 def test_a_cluster_of_ones_own_is_a_file_in_ones_own_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""JSON that a crash or a hand has mangled: named in a line, and neither a traceback nor the end of a launch."""
+"""JSON that a crash or a hand has mangled: named in a line, no traceback and no end of a launch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 from sweeps_support import Workplace
 
 from attnres.cli import run_command
+from attnres.errors import ConfigError
 from attnres.status import StatusFile, note_failure, read_status
 from sweeps import cancel, status
 from sweeps.calibration import known
+from sweeps.launch import chosen_trials
 from sweeps.launches import LaunchFile, running_launches
 from sweeps.state import read_state
 from sweeps.study import Study, write_study
@@ -184,6 +186,7 @@ def test_notes_of_launches(study: Study, capsys: pytest.CaptureFixture[str]) -> 
     path.unlink()
 
 
+WHOLE = '{"name": "t", "trials": [{"id": "a", "name": "a", "size": "a", "rule": "b", "seed": 0}]}'
 PLANS = (
     ("", "torn or not JSON"),
     ("{}", "name: is missing"),
@@ -193,9 +196,9 @@ PLANS = (
     ('{"name": 3, "trials": [{}]}', "name=3"),
     ('{"name": "tiny", "trials": [{"id": "abc", "name": 5}]}', "trials[0]: name=5"),
     ('{"name": "tiny", "trials": [{"name": "a"}]}', "trials[0]: id: is missing"),
-    ('{"name": "tiny", "trials": [{"id": "abc", "name": "a", "size": "a", "rule": "b", "seed": true}]}', "seed"),
-    ('{"name": "t", "trials": [{"id": "a", "name": "a", "size": "a", "rule": "b", "seed": 0, "axes": 1}]}', "axes"),
-)  # fmt: skip
+    (WHOLE.replace("0}", "true}"), "trials[0]: seed=True"),
+    (WHOLE.replace("0}", '0, "axes": 1}'), "trials[0]: axes=1"),
+)
 
 
 @pytest.mark.parametrize(("text", "said"), PLANS)
@@ -206,3 +209,31 @@ def test_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, s
         assert run_command(main, ["study=tiny", f"runs_dir={tmp_path}"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all(said in line and "not a study's plan" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["study="], "study=: choose a study: "),
+        (["study=tiny", "study=tiny"], "study=tiny: is given twice, also as study=tiny"),
+        (["study=tiny", "runs_dir=a", "runs_dir=b"], "runs_dir=b: is given twice, also as runs_dir=a"),
+        (["study=tiny", ""], "'': is empty; name a trial"),
+        (
+            ["study=tiny", "executor=ray", "executor.partition=a"],
+            "is an option of executor=slurm, and this is",
+        ),
+    ],
+)
+def test_command_lines(study: Study, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    given = any(word.startswith("runs_dir") for word in words)
+    where = [] if given else [f"runs_dir={study.config.runs_dir}"]
+    for main in (status.main, cancel.main):
+        assert run_command(main, [*words, *where]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") and said in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [",", " ", "a,,b", "a,"])
+def test_empty_names_of_trials(study: Study, words: str) -> None:
+    with pytest.raises(ConfigError, match="^--trial=.*: names an empty trial"):
+        chosen_trials(study, words)
