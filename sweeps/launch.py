@@ -187,7 +187,7 @@ def report(
         return 128 + interrupted_by
     for line in _left(study, states, progress):
         print(line)
-    if finished:
+    if len(states) == len(study.trials) and all(state.ended for _, state in states):
         print(f"next: python -m analysis.report study={study.name}{_where(study)}")
     return 0 if finished == len(states) else 1
 
@@ -205,7 +205,8 @@ def _left(
             "--retry-failed tries them again"
         )
     if settings.on_failure == "stop" and progress.failed_now:
-        yield "stopped after a failure (launch.on_failure=stop); the same command goes on"
+        again = "the same command goes on with the others, --retry-failed with what failed of its own too"
+        yield f"stopped after a failure (launch.on_failure=stop); {again}"
     elif progress.left:
         yield (
             f"{len(progress.left)} trials were not started after {progress.failed_now} failures "

@@ -51,7 +51,9 @@ def test_stop_saves_what_runs_and_starts_no_more(
     saved = study.trials[states.index("preempted")].trial
     assert (saved.folder / "checkpoint.pt").exists()
     assert report(study, 1.0, None, notes.progress) == 1
-    assert "stopped after a failure (launch.on_failure=stop)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "stopped after a failure (launch.on_failure=stop)" in said
+    assert "--retry-failed with what failed of its own" in said
 
 
 def test_after_so_many_failures_no_more_is_started(
@@ -71,6 +73,7 @@ def test_after_so_many_failures_no_more_is_started(
     assert report(study, 1.0, None, notes.progress) == 1
     said = capsys.readouterr().out
     assert "2 trials had failed of their own before and were left as they are; --retry-failed" in said
+    assert "next: " not in said  # there is no whole study to report on
 
 
 def test_what_runs_goes_on_to_its_end_after_too_many_failures(workplace: Workplace) -> None:
