@@ -67,6 +67,8 @@ class LaunchNote:
     elsewhere: tuple[str, ...]  # that it waits for, in the hands of another process
     done: int
     eta_seconds: float | None
+    heartbeat: float  # unix seconds, by the clock of that host
+    locked: bool  # its lock is seen here: it is alive for sure
 
     @property
     def who(self) -> str:
@@ -124,8 +126,11 @@ def running_launches(study_folder: Path) -> list[LaunchNote]:
     notes = []
     for path in (study_folder / LAUNCHES_FOLDER).glob(f"*/{_NOTE_FILE}"):
         fields = _read(path)
-        if fields is not None and _is_alive(path.parent, fields):
-            notes.append(_note(fields))
+        if fields is None:
+            continue
+        locked = is_locked(path.parent)
+        if locked or _is_alive_elsewhere(fields):
+            notes.append(_note(fields | {"locked": locked}))
     return sorted(notes, key=lambda note: note.started)
 
 
@@ -145,10 +150,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _is_alive(folder: Path, fields: Mapping[str, Any]) -> bool:
-    """By its lock; by its heartbeat where it is of another machine, whose locks may not be seen here."""
-    if is_locked(folder):
-        return True
+def _is_alive_elsewhere(fields: Mapping[str, Any]) -> bool:
+    """By its heartbeat, where it is of another machine, whose locks may not be seen here."""
     return fields.get("boot_id") != boot_id() and heartbeat_age_seconds(fields) <= STALE_SECONDS
 
 

@@ -60,8 +60,14 @@ def status_json(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
         "counts": {name: sum(state.state == name for state in states) for name in STATES},
         "launches": [asdict(note) for note in running_launches(folder)],
         "foreign": foreign_trials(folder, (trial["id"] for trial in plan.get("all", plan["trials"]))),
-        "trials": [{**trial, **asdict(state)} for trial, state in zip(plan["trials"], states, strict=True)],
+        "trials": [_trial_json(trial, state) for trial, state in zip(plan["trials"], states, strict=True)],
     }
+
+
+def _trial_json(trial: Mapping[str, Any], state: TrialState) -> dict[str, Any]:
+    """The plan and the state; what both may know, the steps, is the plan's where the state has none."""
+    steps = trial.get("steps") if state.steps is None else state.steps
+    return {**trial, **asdict(state), "steps": steps}
 
 
 def state_of(folder: Path, trial: Mapping[str, Any]) -> TrialState:

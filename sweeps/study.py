@@ -184,6 +184,7 @@ def describe(study: Study) -> dict[str, Any]:
                 "axes": dict(planned.axes),
                 "parameters": planned.trial.counts.non_embedding_parameters,
                 "tokens": planned.trial.tokens,
+                "steps": planned.trial.steps,
                 "flops": planned.flops,
             }
             for planned in study.trials

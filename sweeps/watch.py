@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sweeps.launches import LaunchNote, running_launches
 from sweeps.live import Moment, Screen
+from sweeps.signs import SignsOfLife
 from sweeps.state import TrialState, read_state
 
 POLL_SECONDS = 0.5
 _FILES_A_SECOND = 200  # that watching asks a file system for
 
 
-def watch(folder: Path, plan: Mapping[str, Any], screen: Screen) -> None:
-    """Show the plan's trials until none runs and no launch is alive."""
-    trials = plan["trials"]
+def watch(folder: Path, plan: Mapping[str, Any], screen: Screen, signs: SignsOfLife | None = None) -> None:
+    """Show the plan's trials until none runs and no launch is alive.
+
+    Processes of other machines, whose locks are not seen here, are alive while their heartbeat moves.
+    """
+    trials, signs = plan["trials"], signs or SignsOfLife()
     settled: dict[str, TrialState] = {}
     said: dict[str, str] = {}
     while True:
-        launches = running_launches(folder)
+        launches = [
+            note
+            for note in running_launches(folder)
+            if note.locked or not signs.silent(note.who, note.heartbeat)
+        ]
         states = {
-            trial["id"]: settled.get(trial["id"]) or read_state(folder / trial["id"]) for trial in trials
+            trial["id"]: settled.get(trial["id"]) or _state(folder / trial["id"], signs) for trial in trials
         }
         settled = {trial: state for trial, state in states.items() if state.ended}
         _say_changes(trials, states, said, screen)
@@ -32,6 +41,14 @@ def watch(folder: Path, plan: Mapping[str, Any], screen: Screen) -> None:
         if screen.due():
             screen.show(moment(trials, states, launches))
         time.sleep(max(POLL_SECONDS, (len(trials) - len(settled)) / _FILES_A_SECOND))
+
+
+def _state(folder: Path, signs: SignsOfLife) -> TrialState:
+    """As it says; of a running trial that cannot be checked, only while its heartbeat moves."""
+    state = read_state(folder)
+    if state.state != "running" or state.locked or not signs.silent(folder.name, state.heartbeat):
+        return state
+    return replace(state, state="stale", reason=f"{state.reason}, which no longer moves")
 
 
 def moment(

@@ -103,6 +103,7 @@ def test_study_json_is_what_the_analysis_reads(workplace: Workplace) -> None:
         "axes": {},
         "parameters": first.trial.counts.non_embedding_parameters,
         "tokens": 2560,
+        "steps": first.trial.steps,
         "flops": first.trial.counts.flops_per_token * 2560,
     }
 
