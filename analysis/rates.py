@@ -97,6 +97,8 @@ def _curve(size: str, rule: str, rows: pd.DataFrame, column: str, diverged: tupl
         by_seed = by_seed.loc[:, by_seed.notna().all()]  # else a rate's mean would depend on who is in it
     rates, losses = by_seed.index.to_numpy(float), by_seed.mean(axis=1).to_numpy(float)
     best = int(losses.argmin())
+    if losses[-1] == losses[best]:  # a tie with either end leaves the bracket open
+        best = losses.size - 1
     edge = best in (0, losses.size - 1)
     near = slice(max(0, best - 1), best + 2)
     refused = _why_no_vertex(rates, best, diverged, bool(by_seed.isna().any(axis=None)))

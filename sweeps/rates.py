@@ -62,6 +62,8 @@ def build_rates(mapping: Any, name: str) -> RatesConfig:
         raise ConfigError("rates.kind", kind, f"one of {', '.join(KINDS)}")
     if not isinstance(rates, Mapping) or not isinstance(mapping["source"], Mapping):
         raise ConfigError("rates", name, "rates and source must be groups of keys")
+    if kind == "none" and rates:
+        raise ConfigError("rates.kind", kind, f"and {name} has rates: kind is shared or per_rule")
     refused = mapping["refused"]
     if not isinstance(refused, list) or not all(isinstance(one, Mapping) for one in refused):
         raise ConfigError("rates.refused", refused, "must be a list of groups of keys")
@@ -84,4 +86,5 @@ def check_not_set_twice(rates: RatesConfig, keys: Sequence[str]) -> None:
 def _check_rate(field: str, rate: Any) -> None:
     number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
     if not number or not 0 < rate < math.inf:
-        raise ConfigError(field, rate, "must be a positive number")
+        given = repr(rate) if isinstance(rate, str) else rate
+        raise ConfigError(field, given, "must be a positive number")

@@ -218,11 +218,13 @@ def _pairs(
 
 
 def _ask(search: Search, journal: Journal) -> list[Suggestion]:
-    """What an earlier call asked and did not come to tell; else the next ones."""
+    """What an earlier call asked and did not come to tell, and the rest of its round; else the next ones."""
     known = journal.suggestions()
+    left, batch = max(0, search.config.trials - len(known)), search.batch
     if waiting := [one for one in known if one.told == "running"]:
-        return waiting
-    return journal.ask(max(0, min(search.batch, search.config.trials - len(known))))
+        # A call that was killed while it asked: the round is as long as it would have been.
+        return [*waiting, *journal.ask(min(-len(known) % batch, left))]
+    return journal.ask(min(batch, left))
 
 
 def _round_trials(

@@ -51,7 +51,7 @@ class Journal:
     def ask(self, count: int) -> list[Suggestion]:
         asked = []
         for _ in range(count):
-            number = len(self._study.get_trials(deepcopy=False))
+            number = len(self.suggestions())  # one that was cut off does not count: it is suggested again
             self._study.sampler = _sampler(self._search, number)
             with warnings.catch_warnings():
                 # A Gaussian process takes the worst finite loss for an infinite one, as it should.

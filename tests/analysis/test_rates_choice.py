@@ -145,6 +145,17 @@ def test_two_rates_are_too_few(tmp_path: Path) -> None:
     assert only_curve(tmp_path).refused == "2 rates are fewer than the 3 that a parabola needs"
 
 
+@pytest.mark.parametrize("bottom", [5e-3 * 2**0.5, 40e-3 / 2**0.5])
+def test_a_tie_with_an_end_leaves_the_bracket_open(tmp_path: Path, bottom: float) -> None:
+    folder = write_bracket(tmp_path, {("a", "prenorm"): 14e-3})
+    for trial in json.loads((folder / "study.json").read_text())["trials"]:
+        steps = abs(np.log2(trial["axes"]["optim.learning_rate"] / bottom))
+        edit(folder / trial["id"] / "record.json", validation={"loss_nats": 2 + round(steps, 6)})
+    curve = only_curve(tmp_path)
+    assert min(curve.losses) in (curve.losses[0], curve.losses[-1])
+    assert curve.refused == "at the edge of the bracket: widen it" and curve.vertex_rate is None
+
+
 def test_means_are_over_the_same_seeds(tmp_path: Path) -> None:
     """The seed that lacks one rate would shift that rate's mean alone."""
     folder = write_bracket(tmp_path, {("a", "prenorm"): 14e-3})

@@ -84,6 +84,8 @@ def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) 
         (["rates=shared", "study.axes.optim.learning_rate=[0.1,0.2]"], "and optim.learning_rate is set by"),
         (["rates=wrong"], "rates.rates.tiny_a=-1: must be a positive number"),
         (["rates=mixed"], "rates.rates.tiny_a=0.1: must map rules to rates, as kind=per_rule says"),
+        (["rates=text"], "rates.rates.tiny_a='0.1': must be a positive number"),
+        (["rates=nothing"], "rates.kind=none: and nothing has rates: kind is shared or per_rule"),
         (["rates=other"], "its file must have the keys kind, rates, refused, source"),
     ],
 )
@@ -95,6 +97,8 @@ def test_mistakes_are_one_line(
     rest = "refused: []\nsource: {}\n"
     write(workplace.configs / "rates/wrong.yaml", f"kind: shared\nrates: {{tiny_a: -1}}\n{rest}")
     write(workplace.configs / "rates/mixed.yaml", f"kind: per_rule\nrates: {{tiny_a: 0.1}}\n{rest}")
+    write(workplace.configs / "rates/text.yaml", f"kind: shared\nrates: {{tiny_a: '0.1'}}\n{rest}")
+    write(workplace.configs / "rates/nothing.yaml", f"kind: none\nrates: {{tiny_a: 0.1}}\n{rest}")
     write(workplace.configs / "rates/other.yaml", "tiny_a: 0.1\n")
     assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate"]) == 2
     error = capsys.readouterr().err

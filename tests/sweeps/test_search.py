@@ -18,6 +18,7 @@ from attnres.lock import TrialLock
 from sweeps import search
 from sweeps.state import TrialState, read_state
 
+SET_PARAM = 5  # Optuna's number for the line of its journal that holds a suggested value
 SPACE = "name: rate\nspace:\n  optim.learning_rate: {low: 1.0e-3, high: 1.0, log: true}\n"
 MORE = """
 name: more
@@ -124,6 +125,23 @@ def test_a_killed_search_goes_on_with_what_it_had_asked(
     assert [values(cell) for cell in got["cells"]] == [values(cell) for cell in expected["cells"]]
     best = got["cells"][0]["suggestions"][0]
     assert best["values"]["optim.learning_rate"] == pytest.approx(0.05, rel=0.5)
+
+
+def test_a_search_killed_while_it_asked_asks_what_it_would_have_asked(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search.trials=6", "search.batch=3", "search.startup=2", "study.rules=[prenorm]")
+    assert run_command(search.main, words(place, *more)) == 0
+    (expected,) = found(place, capsys, *more)["cells"]
+    journal = place.runs / "tiny-rate/search/journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    values_set = [at for at, line in enumerate(lines) if json.loads(line)["op_code"] == SET_PARAM]
+    for at in (values_set[1], values_set[1] + 1, values_set[4]):  # without its value, and with it
+        journal.write_bytes(b"".join(lines[:at]) + lines[at][:9])
+        assert run_command(search.main, words(place, *more)) == 0
+        (cell,) = found(place, capsys, *more)["cells"]
+        assert values(cell) == values(expected)
 
 
 @pytest.mark.slow
