@@ -49,6 +49,7 @@ class Journal:
         return [one for one in found if one is not None]
 
     def ask(self, count: int) -> list[Suggestion]:
+        self._end_what_was_cut_off()
         asked = []
         for _ in range(count):
             number = len(self.suggestions())  # one that was cut off does not count: it is suggested again
@@ -73,6 +74,14 @@ class Journal:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(number, math.inf if told == "diverged" else loss_nats)
+
+    def _end_what_was_cut_off(self) -> None:
+        """Samplers would count a suggestion without values as one that runs, and suggest something else."""
+        import optuna
+
+        for trial in self._study.get_trials(deepcopy=False):
+            if not trial.state.is_finished() and self._suggestion(trial) is None:
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
     def _suggestion(self, trial: Any) -> Suggestion | None:
         if set(trial.params) != set(self._distributions):
