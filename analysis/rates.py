@@ -15,6 +15,8 @@ from analysis.rows import LEARNING_RATE
 from analysis.serialise import plain
 from analysis.study_data import StudyData
 
+MOST_LN_RATE = 100.0  # of an interval's ends; exp(100) is 3e43, and no learning rate
+
 
 @dataclass(frozen=True)
 class RateCurve:
@@ -30,7 +32,7 @@ class RateCurve:
     at_edge: bool  # the best one is the lowest or the highest tried: the bracket is open
     vertex_rate: float | None  # of the parabola in ln(rate) through the best and its neighbours
     vertex_loss: float | None
-    interval: tuple[float, float] | None  # 95 %, of vertex_rate over seeds; None with one seed
+    interval: tuple[float, float] | None  # 95 %, of vertex_rate over seeds; None with one seed, or if endless
     diverged: tuple[float, ...]  # rates at which a trial diverged; they are not among `rates`
     refused: str | None  # why there is no vertex
     neighbours: tuple[float, float]  # of the best rate: the vertex lies between them
@@ -145,7 +147,8 @@ def _why_no_vertex(
 
 
 def _interval(x: np.ndarray, losses_RS: np.ndarray) -> tuple[float, float] | None:
-    """95 % of the vertex' rate from the spread over seeds (delta method, Student's t); None with one seed.
+    """95 % of the vertex' rate from the spread over seeds (delta method, Student's t); None with one seed, or
+    where it is so wide (a nearly flat parabola) that its ends are no numbers.
 
     `losses_RS` are losses at the three rates by seed. A seed's own offset moves no vertex.
     """
@@ -159,6 +162,8 @@ def _interval(x: np.ndarray, losses_RS: np.ndarray) -> tuple[float, float] | Non
     spread = np.std(gradient @ losses_RS, ddof=1) / np.sqrt(seeds)
     centre = x[1] - slope / (2 * curvature)
     half = stats.t.ppf(0.975, seeds - 1) * spread
+    if not half + abs(centre) < MOST_LN_RATE:
+        return None
     return float(np.exp(centre - half)), float(np.exp(centre + half))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,6 @@ def check_not_set_twice(rates: RatesConfig, keys: Sequence[str]) -> None:
 
 def _check_rate(field: str, rate: Any) -> None:
     number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
-    if not number or not 0 < rate < math.inf:
+    if not number or not 0 < rate <= sys.float_info.max:
         given = repr(rate) if isinstance(rate, str) else rate
         raise ConfigError(field, given, "must be a positive number")

@@ -11,7 +11,7 @@ import pytest
 from rows_support import LOSSES, edit, trials, write
 
 from analysis.load import load_study
-from analysis.rates import compute_rates, parabola_vertex
+from analysis.rates import _interval, compute_rates, parabola_vertex
 from analysis.rates_figures import rates as figure_of
 from analysis.report import main
 from analysis.simulate import write_study
@@ -35,6 +35,17 @@ def write_rates(runs: Path, rules: tuple[str, ...] = tuple(BEST), report: str = 
     write_study(runs / "s", pd.concat(tables), axes="optim.learning_rate")
     edit(runs / "s" / "study.json", report=report)
     return runs / "s"
+
+
+def test_an_interval_without_ends_is_none() -> None:
+    """Seeds that disagree about a bowl that is nearly flat."""
+    rates = np.log([0.01, 0.02, 0.04])
+    flat = np.array([[2.05, 1.9502], [2.0, 2.0], [1.96, 2.0402]])
+    assert parabola_vertex(rates, flat.mean(axis=1)) is not None
+    assert _interval(rates, flat) is None
+    bowl = np.array([[2.05, 2.06], [2.0, 2.01], [2.06, 2.05]])
+    low, high = _interval(rates, bowl) or (0, 0)
+    assert 0.01 < low < 0.02 < high < 0.04
 
 
 def test_best_rates_and_edges(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) 
         (["rates=shared", "optim.learning_rate=0.1"], "and optim.learning_rate is set by the study"),
         (["rates=shared", "study.axes.optim.learning_rate=[0.1,0.2]"], "and optim.learning_rate is set by"),
         (["rates=wrong"], "rates.rates.tiny_a=-1: must be a positive number"),
+        (["rates=huge"], "must be a positive number"),
         (["rates=mixed"], "rates.rates.tiny_a=0.1: must map rules to rates, as kind=per_rule says"),
         (["rates=text"], "rates.rates.tiny_a='0.1': must be a positive number"),
         (["rates=nothing"], "rates.kind=none: and nothing has rates: kind is shared or per_rule"),
@@ -95,6 +96,7 @@ def test_mistakes_are_one_line(
     put(workplace, "shared", [("tiny_a", "prenorm", 0.01)], Refusal("tiny_b", "prenorm", "at the edge"))
     put(workplace, "per_rule", [("tiny_a", "prenorm", 0.01)])
     rest = "refused: []\nsource: {}\n"
+    write(workplace.configs / "rates/huge.yaml", f"kind: shared\nrates: {{tiny_a: 1{'0' * 400}}}\n{rest}")
     write(workplace.configs / "rates/wrong.yaml", f"kind: shared\nrates: {{tiny_a: -1}}\n{rest}")
     write(workplace.configs / "rates/mixed.yaml", f"kind: per_rule\nrates: {{tiny_a: 0.1}}\n{rest}")
     write(workplace.configs / "rates/text.yaml", f"kind: shared\nrates: {{tiny_a: '0.1'}}\n{rest}")
