@@ -68,7 +68,7 @@ def compose_mapping(
     options = group_options(extra_dir)
     given: dict[str, str] = {}
     for override in overrides:
-        _check_override(override, options)
+        _check_override(override, options, extra_dir)
         key, _, value = override.partition("=")
         if key in given:  # Hydra would take the last in silence
             raise ConfigError(key, value, f"is given twice, also as {key}={given[key]}")
@@ -121,7 +121,7 @@ def compose_trial(
     return build_trial_config(compose_mapping("trial", overrides, extra_dir, composed_groups))
 
 
-def _check_override(override: str, options: Mapping[str, Sequence[str]]) -> None:
+def _check_override(override: str, options: Mapping[str, Sequence[str]], extra_dir: str | None) -> None:
     key, equals, value = override.partition("=")
     if not equals and not key.startswith("~"):
         raise UserError(f"{override}: not an override; write key=value, or --help for the keys")
@@ -132,7 +132,9 @@ def _check_override(override: str, options: Mapping[str, Sequence[str]]) -> None
     if key in options and value not in options[key] and value not in ("", "null"):
         close = difflib.get_close_matches(value, options[key], 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(key, value, f"{hint}one of {', '.join(options[key])}")
+        # A study's folder in runs_dir does not have the study's file.
+        own = "; your own files need --config-dir DIR" if key == "study" and not extra_dir else ""
+        raise ConfigError(key, value, f"{hint}one of {', '.join(options[key])}{own}")
     _check_grammar(override, key, value)
 
 

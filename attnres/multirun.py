@@ -18,6 +18,7 @@ from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
 from attnres.stop import EXIT_CANCELLED
+from attnres.words import counted
 
 FLAGS = (
     "-m --multirun -c --cfg --resolve -p --package -i --info -s --shell_completion -sc --shell-completion "
@@ -65,7 +66,7 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
         if before[1] is None:
             del os.environ["HYDRA_FULL_ERROR"]
     if len(codes) > 1:
-        print(f"{len(codes)} trials: {', '.join(_count(codes))}")
+        print(f"{counted(len(codes), 'trial')}: {', '.join(_count(codes))}")
     return next((code for code in (1, EXIT_USER_ERROR, 3) if code in codes), 0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_option, wants_help
 from attnres.stop import ask_to_cancel, cancel_asked
+from attnres.words import counted
 from sweeps.launches import LaunchNote, running_launches
 from sweeps.plan_file import load_plan
 from sweeps.state import TrialState, read_state
@@ -72,7 +73,10 @@ def _summary(stopped: int, kept: int, launches: Sequence[LaunchNote]) -> str:
     ends = "".join(f"; the launch of {note.who} ends" for note in launches)
     if not stopped and not kept and not launches:
         return "nothing runs, and nothing waits in a launch"
-    return f"{stopped} running trials save a checkpoint and stop, {kept} waiting ones are not started{ends}"
+    running = counted(
+        stopped, "running trial saves a checkpoint and stops", "running trials save a checkpoint and stop"
+    )
+    return f"{running}, {counted(kept, 'waiting one is', 'waiting ones are')} not started{ends}"
 
 
 def _is_queued(folder: Path) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.errors import ConfigError, UserError
 from attnres.stop import forget_cancel
+from attnres.words import counted
 from sweeps.calibration import known
 from sweeps.capacity import capacity
+from sweeps.config import SweepConfig
 from sweeps.detach import LOG_FILE, Detached, detach
 from sweeps.executor import Executor
 from sweeps.executors import check_installed, open_executor
@@ -107,7 +109,7 @@ def main(argv: list[str]) -> int:
     reject_options(argv)
     sys.stdout.write("")  # a closed stdout is an error now, not after an hour
     started = time.monotonic()
-    study = load_study(argv, config_dir, say, check=lambda config: check_installed(config.executor))
+    study = load_study(argv, config_dir, say, check=_begin)
     trials = chosen_trials(study, words)
     for warning in (*warnings(study), *memory_warnings(study, known(study), capacity(study))):
         say(f"warning: {warning}")
@@ -130,6 +132,12 @@ def main(argv: list[str]) -> int:
             background.failed(str(error))
         raise
     return report(study, time.monotonic() - started, interrupts.first, progress, trials)
+
+
+def _begin(config: SweepConfig) -> None:
+    """Before anything slow: what is missing is said, else what is being prepared."""
+    check_installed(config.executor)
+    say(f"study {config.study.name}: preparing its trials and their corpus")
 
 
 def _print_detached(study: Study, pid: int) -> None:
@@ -177,9 +185,8 @@ def report(
     trials = study.trials if trials is None else trials
     states = [(planned, read_state(planned.trial.folder)) for planned in trials]
     finished = sum(state.state == "finished" for _, state in states)
-    print(
-        f"{finished} of {len(states)} trials finished, {duration(seconds)}. Records: {study.folder}{os.sep}"
-    )
+    outcome = f"{finished} of {counted(len(states), 'trial')} finished"
+    print(f"{outcome}, {duration(seconds)}. Records: {study.folder}{os.sep}")
     bad = [(planned, state) for planned, state in states if state.state in ("failed", "diverged")]
     _print_failures(bad)
     if interrupted_by is not None:
@@ -201,19 +208,25 @@ def _left(
     settings = study.config.launch
     if progress.failed_before:
         yield (
-            f"{progress.failed_before} trials had failed of their own before and were left as they are; "
-            "--retry-failed tries them again"
+            counted(
+                progress.failed_before,
+                "trial had failed of its own before and was left as it is; --retry-failed tries it again",
+                "trials had failed of their own before and were left as they are; "
+                "--retry-failed tries them again",
+            )
         )
     if settings.on_failure == "stop" and progress.failed_now:
         again = "the same command goes on with the others, --retry-failed with what failed of its own too"
         yield f"stopped after a failure (launch.on_failure=stop); {again}"
     elif progress.left:
         yield (
-            f"{len(progress.left)} trials were not started after {progress.failed_now} failures "
+            f"{counted(len(progress.left), 'trial was', 'trials were')} not started after "
+            f"{counted(progress.failed_now, 'failure')} "
             f"(launch.max_failures={settings.max_failures}); the same command goes on"
         )
     if cancelled := sum(state.state == "cancelled" for _, state in states):
-        yield f"{cancelled} trials were cancelled; the same command goes on with them"
+        one, many = "trial was cancelled; the same command goes on with it", "trials were cancelled; "
+        yield counted(cancelled, one, f"{many}the same command goes on with them")
 
 
 def _print_failures(bad: Sequence[tuple[PlannedTrial, TrialState]]) -> None:

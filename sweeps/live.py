@@ -6,6 +6,7 @@ in the study's folder.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnres.cli import one_line
+from attnres.words import counted
 from sweeps.launches import LaunchFile
 from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
@@ -27,6 +29,8 @@ from sweeps.table import duration
 REFRESH_SECONDS = 1.0
 _FILES_A_SECOND = 50  # that a table asks a file system for
 _AROUND_TABLE = 8  # lines of a terminal besides the rows
+_BESIDE_NAMES = 60  # characters of a row besides the name, and frames
+_NARROWEST_NAME = 12
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Moment:
 
     running: tuple[tuple[str, TrialState], ...]  # name and state of trials that somebody trains
     done: int  # ended, failed or cancelled
+    finished: int  # of these
     failed: int  # of these: failed or diverged
     queued: int  # in a cluster's queue
     waiting: int  # in a launch
@@ -55,6 +60,7 @@ def moment_of(progress: Progress[Any], eta: StudyEta) -> Moment:
     return Moment(
         running=tuple(shown),
         done=len(progress.done),
+        finished=sum(job.state is not None and job.state.state == "finished" for job in progress.done),
         failed=len(progress.failures),
         queued=len(rows) - len(shown),
         waiting=len(progress.pending),
@@ -115,7 +121,8 @@ class LiveTable:
 
     def show(self, moment: Moment) -> None:
         self._drawn = time.monotonic()
-        self._live.update(render(moment, self._live.console.height), refresh=True)
+        console = self._live.console
+        self._live.update(render(moment, console.height, console.width), refresh=True)
 
     def say(self, line: str) -> None:
         self._live.console.print(Text(f"{time.strftime('%H:%M:%S')} {one_line(line)}"))
@@ -177,31 +184,38 @@ def open_screen(seconds: float, at_once: bool = False) -> Screen:
     return LiveTable() if sys.stdout.isatty() else Lines(seconds, at_once)
 
 
-def render(moment: Moment, height: int) -> Group:
-    """A table of the running trials, as many as a terminal of so many lines has room for, and the sum."""
+def render(moment: Moment, height: int, width: int) -> Group:
+    """A table of the running trials, as many as a terminal of so many lines has room for, and the sum.
+
+    A name is never cut: trials often differ in its end alone. It takes more lines where it must.
+    """
     table = Table(header_style="bold")
     for column in ("running", "step", "", "loss", "tokens/s", "left"):
-        table.add_column(column, justify="left" if column == "running" else "right")
-    room = max(1, height - _AROUND_TABLE)
+        is_name = column == "running"
+        table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    longest = max((len(name) for name, _ in moment.running), default=0)
+    lines = math.ceil(longest / max(_NARROWEST_NAME, width - _BESIDE_NAMES)) or 1
+    room = max(1, (height - _AROUND_TABLE) // lines)
     for name, state in moment.running[:room]:
         table.add_row(*map(Text, _row(name, state)))
     hidden = len(moment.running) - room
-    more = [Text(f"and {hidden} more that run")] if hidden > 0 else []
+    more = [Text(f"and {counted(hidden, 'more that runs', 'more that run')}")] if hidden > 0 else []
     return Group(*([table] if moment.running else []), *more, Text(headline(moment)))
 
 
 def headline(moment: Moment) -> str:
-    """`3 of 9 done, 2 running, 4 waiting; about 2.1 min left`."""
+    """`2 of 9 finished, 1 failed or diverged, 2 running, 4 waiting; about 2.1 min left`."""
+    cancelled = moment.done - moment.finished - moment.failed
     counts = [
-        f"{moment.done} of {moment.trials} done",
+        f"{moment.finished} of {moment.trials} finished",
+        *([f"{moment.failed} failed or diverged"] if moment.failed else []),
+        *([f"{cancelled} cancelled"] if cancelled else []),
         f"{len(moment.running)} running",
         *([f"{moment.queued} queued"] if moment.queued else []),
         f"{moment.waiting} waiting",
     ]
     if moment.elsewhere:
         counts.append(f"{moment.elsewhere} trained by another process")
-    if moment.failed:
-        counts.append(f"{moment.failed} failed or diverged")
     if moment.left:
         counts.append(f"{moment.left} not to be started")
     left = moment.eta_seconds

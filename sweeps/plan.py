@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
+from attnres.words import counted
 from sweeps.calibration import Calibration, calibrate, known, makespan, timed_on
 from sweeps.capacity import capacity
 from sweeps.memory_need import Need, memory_warnings, need
@@ -195,7 +196,7 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
 
 
 def _summary(study: Study, total: Mapping[str, Any]) -> str:
-    trials = f"{total['trials']} trials ({total['ended']} done), {number(total['tokens'])} tokens"
+    trials = f"{counted(total['trials'], 'trial')} ({total['ended']} done), {number(total['tokens'])} tokens"
     threads = "1 thread" if study.threads == 1 else f"{study.threads} threads"
     at_once = capacity(study)
     upto = "" if at_once.here else "up to "

@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from attnres.lock import is_locked
 from attnres.origin import Origin
 from attnres.stop import EXIT_CANCELLED, cancel_asked
+from attnres.words import counted
 from sweeps.endings import from_outside, last_words
 from sweeps.executor import Executor
 from sweeps.state import STALE_SECONDS, TrialState, read_state
@@ -196,7 +197,7 @@ class Runner(Generic[Handle]):
             self._fail(job, f"could not be started: {error}", "outside")
             return
         self.progress.running.append(job)
-        why = f" ({state.reason})" if state.reason else ""
+        why = f" ({state.past})" if state.past else ""
         done = "submitted" if self.executor.queues else "started"
         self.view.say(f"{job.planned.trial.name}: {done}{why}")
 
@@ -303,7 +304,8 @@ class Runner(Generic[Handle]):
             self.executor.stop(handle)
         # Only now: if nobody listens any more (a terminal that was closed), the trials have been told.
         with suppress(OSError, ValueError):
-            self.view.say(f"stopping: {len(handles)} trials save their checkpoints (interrupt again to kill)")
+            trials = counted(len(handles), "trial saves its checkpoint", "trials save their checkpoints")
+            self.view.say(f"stopping: {trials} (interrupt again to kill)")
         deadline = time.monotonic() + self.grace_seconds
         asked = self._interrupted()
         while self._still_running():

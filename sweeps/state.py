@@ -35,6 +35,8 @@ STATES: tuple[State, ...] = (
     "pending",
 )
 ENDED = ("finished", "diverged")  # a launch does not run these again
+# What reasons end with, for who looks; a launch that does it need not say so.
+_NEXT = {"preempted": "a launch goes on from there", "cancelled": "a new launch goes on with it"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ class TrialState:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def past(self) -> str:
+        """The reason without what the next launch does; for that launch itself. May be empty."""
+        reason = self.reason or ""
+        for said in _NEXT.values():
+            reason = reason.removesuffix(said).removesuffix("; ")
+        return reason
 
     @property
     def at_work(self) -> bool:
@@ -91,7 +101,7 @@ def _read_state(folder: Path) -> TrialState:
     if is_locked(folder):
         return _locked(status or {}, problems)
     if cancel_asked(folder):
-        reason = f"{_place(status)}a new launch goes on with it"
+        reason = f"{_place(status)}{_NEXT['cancelled']}"
         return _from_status("cancelled", status or {}, [*problems, reason])
     if record is not None:
         return _from_record(record)
@@ -146,8 +156,8 @@ def _unlocked(status: dict[str, Any] | None, problems: list[str]) -> TrialState:
         seen = f"by its heartbeat from {status.get('host')}, whose locks are not seen here"
         return _from_status("running", status, [*problems, seen])
     reasons: dict[str, tuple[State, str]] = {
-        "preempted": ("preempted", f"{_place(status)}a launch goes on from there"),
-        "cancelled": ("cancelled", f"{_place(status)}a new launch goes on with it"),
+        "preempted": ("preempted", f"{_place(status)}{_NEXT['preempted']}"),
+        "cancelled": ("cancelled", f"{_place(status)}{_NEXT['cancelled']}"),
         "failed": ("failed", status.get("reason") or "no reason given"),
         "running": ("stale", f"its process ended at {_where(status)} without a record"),
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.errors import ConfigError, UserError
+from attnres.words import counted
 from sweeps.launches import running_launches
 from sweeps.plan_file import load_plan
 from sweeps.state import STATES, TrialState, foreign_trials, read_state
@@ -98,7 +99,8 @@ def print_status(status: Mapping[str, Any]) -> None:
     if status["unknown"]:
         print(status["unknown"])
     if foreign := status["foreign"]:
-        print(f"{len(foreign)} other trial folders are not in this plan (of another budget or version, say)")
+        others = counted(len(foreign), "other trial folder is", "other trial folders are")
+        print(f"{others} not in this plan (of another budget or version, say)")
 
 
 def _cells(trial: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,7 @@ def moment(
     return Moment(
         running=tuple(running),
         done=len(done),
+        finished=sum(states[trial].state == "finished" for trial in done),
         failed=sum(states[trial].state in ("failed", "diverged") for trial in done),
         queued=sum(trial in queued for trial in rest),
         waiting=sum(trial in waiting and trial not in queued for trial in rest),

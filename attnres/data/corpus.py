@@ -170,8 +170,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _map_tokens(folder: Path, split: str, tokens: int) -> npt.NDArray[np.uint16]:
-    # A plain view of the map: indexing the subclass numpy.memmap is several times slower.
-    return np.memmap(token_file(folder, split), dtype=TOKEN_DTYPE, mode="r", shape=(tokens,)).view(np.ndarray)
+    file = token_file(folder, split)
+    try:
+        # A plain view of the map: indexing the subclass numpy.memmap is several times slower.
+        return np.memmap(file, dtype=TOKEN_DTYPE, mode="r", shape=(tokens,)).view(np.ndarray)
+    except ValueError as error:  # shorter than when it was packed
+        raise DataError(f"{file}: is not whole ({error}); a new launch packs it again") from None
 
 
 def _opened(

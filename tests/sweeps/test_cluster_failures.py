@@ -86,7 +86,7 @@ def test_cancelling_ends_what_runs_and_what_waits(workplace: Workplace, place: P
     words = [f"runs_dir={workplace.runs}", "--config-dir", str(workplace.configs)]
     command = [sys.executable, "-m", "sweeps.cancel", "study=tiny", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    said = "2 running trials save a checkpoint and stop, 1 waiting ones are not started"
+    said = "2 running trials save a checkpoint and stop, 1 waiting one is not started"
     assert said in done.stdout, done.stdout + done.stderr
     assert launch.process.wait(60) == 1
     assert states(study) == ["cancelled"] * 3

@@ -90,7 +90,7 @@ def test_watching_ends_with_the_launch(shell: Shell) -> None:
     watched = shell.of_study("sweeps.status", "--watch", "--every", "0.5")
     assert watched.returncode == 0, watched.stderr
     lines = watched.stdout.splitlines()
-    assert " of 2 done, " in lines[0]
+    assert " of 2 finished, " in lines[0]
     assert any("finished, loss" in line for line in lines)
     assert lines[-1] == "2 planned: 2 finished"
     assert running_launches(shell.folder) == []

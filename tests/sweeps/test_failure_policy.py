@@ -88,12 +88,17 @@ def test_one_trial_by_id(workplace: Workplace, capsys: pytest.CaptureFixture[str
     run(study, fail)
     assert run_command(launch.main, [*workplace.arguments(ONE_SIZE), "--trial", first.id[:5]]) == 0
     assert [read_state(trial.folder).state for trial in (first, second)] == ["finished", "failed"]
-    assert "1 of 1 trials finished" in capsys.readouterr().out
+    assert "1 of 1 trial finished" in capsys.readouterr().out
     assert [p.trial for p in chosen_trials(study, f"{second.name},{first.id}")] == [first, second]
-    for wrong in ("zzz", "", f"{first.id},"):
+    begun = "study tiny: preparing its trials and their corpus\n"
+    for wrong, said in (
+        ("zzz", f"{begun}error: zzz: no trial of study tiny has this id or name; sweeps.status lists them\n"),
+        ("", "error: --trial: needs a value\n"),
+        (f"{first.id},", f"{begun}error: --trial={first.id},: names an empty trial; write ID, or "),
+    ):
         assert run_command(launch.main, [*workplace.arguments(ONE_SIZE), "--trial", wrong]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "no trial of study tiny has this id or name" in said
+        shown = capsys.readouterr().err
+        assert shown.startswith(said) and shown.count("\n") == 1 + said.startswith(begun)
 
 
 @pytest.mark.parametrize(

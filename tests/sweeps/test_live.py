@@ -12,7 +12,7 @@ from rich.console import Console
 from sweeps_support import Workplace
 
 from attnres.lock import TrialLock
-from sweeps.live import Lines, LiveTable, Watch, headline, moment_of
+from sweeps.live import Lines, LiveTable, Moment, Watch, headline, moment_of, render
 from sweeps.runner import Job, Progress
 from sweeps.state import TrialState
 from sweeps.study import Study
@@ -67,7 +67,7 @@ def test_lines_on_a_pipe(study: Study, capsys: pytest.CaptureFixture[str]) -> No
         watch.update(progress)
     line = capsys.readouterr().out
     assert line.count("\n") == 1
-    assert "2 of 4 done, 1 running, 1 waiting, 1 failed or diverged; about" in line
+    assert "1 of 4 finished, 1 failed or diverged, 1 running, 1 waiting; about" in line
     assert f"{study.trials[1].trial.name} 25% loss 2.500 900 tokens/s 30 s left" in line
 
 
@@ -81,7 +81,7 @@ def test_table_on_a_terminal(study: Study) -> None:
     watch.say("an [event]")
     watch.close()
     text = output.getvalue()
-    for part in (study.trials[1].trial.name, "10/40", "25%", "2.500", "900", "2 of 4 done", "an [event]"):
+    for part in (study.trials[1].trial.name, "10/40", "25%", "2.500", "900", "1 of 4 finished", "an [event]"):
         assert part in text
 
 
@@ -90,5 +90,28 @@ def test_headline_counts_what_others_train(study: Study) -> None:
     progress = Progress[int](deque(jobs[:1]), [], jobs[1:], [])
     assert (
         headline(moment_of(progress, StudyEta({}, 2)))
-        == "0 of 4 done, 0 running, 1 waiting, 3 trained by another process"
+        == "0 of 4 finished, 0 running, 1 waiting, 3 trained by another process"
     )
+
+
+def moment(**counts: object) -> Moment:
+    fields = dict.fromkeys(Moment.__dataclass_fields__, 0) | {"running": (), "eta_seconds": None}
+    return Moment(**fields | counts)  # type: ignore[arg-type]
+
+
+def test_headline_counts_failures_and_cancelled_trials_apart() -> None:
+    said = headline(moment(done=4, finished=1, failed=2, waiting=1))
+    assert said == "1 of 5 finished, 2 failed or diverged, 1 cancelled, 0 running, 1 waiting"
+
+
+def test_long_names_are_not_cut_on_a_narrow_terminal() -> None:
+    names = [f"cpu_50k-attnres_block_n8_query_input_normaliser_sigmoid-s{seed}-lr0.001" for seed in range(20)]
+    state = TrialState("running", step=123_456, steps=200_000, tokens_per_second=1e5, eta_seconds=3e4)
+    output = io.StringIO()
+    console = Console(file=output, width=80, height=24)
+    console.print(render(moment(running=tuple((name, state) for name in names)), 24, 80))
+    lines = output.getvalue().splitlines()
+    assert len(lines) <= 24 and lines[-1].startswith("0 of 20 finished")
+    shown = "".join(line.strip("│ ").split()[0].strip("│") for line in lines if line.startswith("│"))
+    assert names[0] in shown
+    assert any("123,456/200,000" in line for line in lines)

@@ -209,3 +209,23 @@ def test_status_refuses_a_torn_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "tiny" / "study.json").write_text('{"trials": [{"id": 1}]}')
     assert run_command(status.main, ["study=tiny", f"runs_dir={tmp_path}"]) == 2
     assert "study.json: name: is missing; not a study's plan" in capsys.readouterr().err
+
+
+def test_the_launch_that_goes_on_does_not_announce_another(tmp_path: Path) -> None:
+    for state in ("cancelled", "preempted"):
+        write_status(tmp_path, state=state)
+        assert read_state(tmp_path).past == "stopped at step 12 of 40"
+    (tmp_path / "status.json").unlink()
+    (tmp_path / "cancel").touch()
+    assert read_state(tmp_path).past == ""
+
+
+def test_an_unknown_study_is_told_of_the_users_own_files(
+    shared_workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(status.main, ["study=tiny", "runs_dir=nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("; your own files need --config-dir DIR\n") and said.count("\n") == 1
+    assert run_command(status.main, [*shared_workplace.arguments("study=tinny"), "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "study=tinny: did you mean tiny?" in said and "--config-dir" not in said
