@@ -9,9 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
+import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from attnres.compose import compose_trial
 from attnres.data.corpus import open_corpus
@@ -31,22 +35,34 @@ class Leg:
     stop_after: int | None = None
 
 
-def train_in_ranks(legs: list[Leg], processes: int = 2) -> None:
-    """Train the legs in ranks of their own; AssertionError if a rank fails."""
+def train_in_ranks(legs: list[Leg], folder: Path, processes: int = 2) -> None:
+    """Train the legs in ranks of their own, which write what they say into `folder`.
+
+    AssertionError with their last words if one fails; the others, who would wait for it, are ended.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    ports = [_free_port() for _ in legs]
-    ranks = [context.Process(target=_rank, args=(rank, processes, legs, ports)) for rank in range(processes)]
-    for rank in ranks:
-        rank.start()
+    # The stores are here, as torchrun's are: a port that is free now may be another's when a rank opens it.
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in legs]
+    ports = [store.port for store in stores]
+    logs = [folder / f"rank_{rank}.log" for rank in range(processes)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, processes, legs, ports, log))
+        for rank, log in enumerate(logs)
+    ]
+    for one in ranks:
+        one.start()
     try:
-        for rank in ranks:
-            rank.join(SECONDS)
-        assert [rank.exitcode for rank in ranks] == [0] * processes
+        deadline, alive = time.monotonic() + SECONDS, [one.sentinel for one in ranks]
+        while alive and not any(one.exitcode for one in ranks) and time.monotonic() < deadline:
+            wait(alive, 1)
+            alive = [one.sentinel for one in ranks if one.exitcode is None]
+        said = "".join(f"\n{log.name}: {log.read_text()[-2000:]}" for log in logs if log.exists())
+        assert [one.exitcode for one in ranks] == [0] * processes, said
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+        for one in ranks:
+            one.kill()
+            one.join()
 
 
 def train_leg(leg: Leg) -> None:
@@ -74,15 +90,12 @@ def train_leg(leg: Leg) -> None:
         Learner.step = original  # type: ignore[method-assign]
 
 
-def _rank(rank: int, processes: int, legs: list[Leg], ports: list[int]) -> None:
+def _rank(rank: int, processes: int, legs: list[Leg], ports: list[int], log: Path) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
     for leg, port in zip(legs, ports, strict=True):
         place: dict[str, int | str] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         os.environ |= {name: str(value) for name, value in place.items()}
         train_leg(leg)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

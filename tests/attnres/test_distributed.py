@@ -174,7 +174,7 @@ def test_two_processes_have_the_curve_and_weights_of_one(tmp_path: Path) -> None
     replicas = overrides("replicas", "runtime=ddp", "runtime.microbatch_size=1")
     train_leg(Leg(alone))
     moved = [Leg(overrides("moved", f"runtime={kind}"), stop_after=3) for kind in ("fsdp", "ddp")]
-    train_in_ranks([Leg(shards), Leg(replicas), *moved])
+    train_in_ranks([Leg(shards), Leg(replicas), *moved], tmp_path)
     train_leg(Leg(overrides("moved")))
     assert record(alone)["validation"]["windows"] == 33  # an odd share
     assert record(overrides("moved"))["timing"]["attempts"] == 3
