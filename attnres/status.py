@@ -5,7 +5,8 @@ killed cannot say so: its state stays "running" while its heartbeat ages and its
 
 Fields: state; pid, host and boot_id (of the machine's kernel) of the process; started (of this attempt),
 first_started and heartbeat in unix seconds; uptime_seconds of the machine at the heartbeat, which no setting
-of the clock moves; step, steps, tokens (trained so far); loss_nats, tokens_per_second, eta_seconds; reason
+of the clock moves; step, steps, tokens (trained so far); saved_step (of the
+checkpoint); loss_nats, tokens_per_second, eta_seconds; reason
 and origin ("own" or "outside") of what ended it; attempts. A reader may rely on their types: `read_status`
 checks every one. What an older version did not write is absent.
 """
@@ -36,7 +37,7 @@ _CHECKS: Mapping[str, Check] = {
     "state": is_text,
     "attempts": is_count,
     "first_started": is_number,
-    **dict.fromkeys(("pid", "step", "steps", "tokens"), or_null(is_count)),
+    **dict.fromkeys(("pid", "step", "steps", "tokens", "saved_step"), or_null(is_count)),
     **dict.fromkeys(("host", "boot_id", "reason"), or_null(is_text)),
     **dict.fromkeys(("started", "heartbeat", "uptime_seconds"), or_null(is_number)),
     **dict.fromkeys(("loss_nats", "tokens_per_second", "eta_seconds"), or_null(is_number)),
@@ -64,6 +65,7 @@ class StatusFile:
             "step": 0,
             "steps": steps,
             "tokens": 0,
+            "saved_step": before.get("saved_step") if before else None,
             "loss_nats": None,
             "tokens_per_second": None,
             "eta_seconds": None,
@@ -89,6 +91,11 @@ class StatusFile:
         self._note(fields)
         if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
+
+    def saved(self, step: int | None) -> None:
+        """There is a checkpoint of this step, or none. Written at once: a kill may come at any moment."""
+        self._note({"saved_step": step})
+        self._write()
 
     def end(
         self, state: State, reason: str | None = None, origin: Origin | None = None, **fields: Any

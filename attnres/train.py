@@ -129,6 +129,7 @@ def _train(
         if saved := group.shared(load):
             learner.load_state(tensors)
             state.load(saved["run"])
+        status.saved(state.step if saved else None)
         probed_steps = probe_steps(trial)
         probe_file = ProbeFile(trial, state.step) if group.main else None
         probed = group.shared(lambda: set(probe_file.rows) if probe_file else set())
@@ -168,7 +169,8 @@ def _train(
             learned = learner.state()
             if isinstance(reporter, Reporter):
                 metrics = reporter.metrics_state()
-                checkpoints.save({"learner": learned, "run": state.to_dict(), "metrics": metrics})
+                if checkpoints.save({"learner": learned, "run": state.to_dict(), "metrics": metrics}):
+                    status.saved(state.step)
 
     def close(
         status_word: str, reason: str | None, weights: dict[str, Any] | None, peak_memory_bytes: int

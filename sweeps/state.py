@@ -159,7 +159,7 @@ def _unlocked(status: dict[str, Any] | None, problems: list[str]) -> TrialState:
         "preempted": ("preempted", f"{_place(status)}{_NEXT['preempted']}"),
         "cancelled": ("cancelled", f"{_place(status)}{_NEXT['cancelled']}"),
         "failed": ("failed", status.get("reason") or "no reason given"),
-        "running": ("stale", f"its process ended at {_where(status)} without a record"),
+        "running": ("stale", f"its process ended at {_where(status)} without a record{_checkpoint(status)}"),
     }
     state, reason = reasons.get(said, ("failed", f"its status says {said}, but it has no readable record"))
     return _from_status(state, status, list(dict.fromkeys([*problems, reason])))
@@ -174,6 +174,12 @@ def _is_alive_elsewhere(status: dict[str, Any]) -> bool:
 def _where(status: dict[str, Any]) -> str:
     step, steps = status.get("step"), status.get("steps")
     return "an unknown step" if step is None else f"step {step:,}" + (f" of {steps:,}" if steps else "")
+
+
+def _checkpoint(status: dict[str, Any]) -> str:
+    """From where the next attempt goes on, where the killed one has said so."""
+    step = status.get("saved_step")
+    return "" if step is None else f"; its checkpoint is of step {step:,}"
 
 
 def _place(status: dict[str, Any] | None) -> str:

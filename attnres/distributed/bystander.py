@@ -17,6 +17,9 @@ class NoStatus:
     def update(self, **fields: Any) -> None:
         pass
 
+    def saved(self, step: int | None) -> None:
+        pass
+
     def end(self, *words: Any, **fields: Any) -> None:
         pass
 

@@ -11,7 +11,7 @@ from sweeps_support import Workplace
 
 from attnres.cli import run_command
 from attnres.lock import TrialLock
-from attnres.status import boot_id, note_failure, uptime_seconds
+from attnres.status import StatusFile, boot_id, note_failure, uptime_seconds
 from attnres.stop import ask_to_cancel, forget_cancel
 from sweeps import status
 from sweeps.state import foreign_trials, read_state
@@ -229,3 +229,14 @@ def test_an_unknown_study_is_told_of_the_users_own_files(
     assert run_command(status.main, [*shared_workplace.arguments("study=tinny"), "--json"]) == 2
     said = capsys.readouterr().err
     assert "study=tinny: did you mean tiny?" in said and "--config-dir" not in said
+
+
+def test_a_killed_trial_names_the_step_of_its_checkpoint(tmp_path: Path) -> None:
+    status_file = StatusFile(tmp_path, 40)
+    status_file.saved(8)
+    status_file.update(step=12)
+    write_status(tmp_path, **{**status_file.fields})
+    assert read_state(tmp_path).reason == (
+        "its process ended at step 12 of 40 without a record; its checkpoint is of step 8"
+    )
+    assert StatusFile(tmp_path, 40).fields["saved_step"] == 8  # until the next attempt has looked
