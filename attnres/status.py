@@ -5,10 +5,9 @@ killed cannot say so: its state stays "running" while its heartbeat ages and its
 
 Fields: state; pid, host and boot_id (of the machine's kernel) of the process; started (of this attempt),
 first_started and heartbeat in unix seconds; uptime_seconds of the machine at the heartbeat, which no setting
-of the clock moves; step, steps, tokens (trained so far); saved_step (of the
-checkpoint); loss_nats, tokens_per_second, eta_seconds; reason
-and origin ("own" or "outside") of what ended it; attempts. A reader may rely on their types: `read_status`
-checks every one. What an older version did not write is absent.
+of the clock moves; step, steps, tokens (trained so far); saved_step (of the checkpoint); loss_nats,
+tokens_per_second, eta_seconds; reason and origin ("own" or "outside") of what ended it; attempts. A reader
+may rely on their types: `read_status` checks every one. What an older version did not write is absent.
 """
 
 from __future__ import annotations
