@@ -163,7 +163,7 @@ def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]
     after = capsys.readouterr().out
     assert before == after
     assert "2 planned: 1 preempted, 1 pending" in after
-    assert "1 other trial folders are not in this plan" in after
+    assert "1 other trial folder is not in this plan" in after
     assert "stopped at step 12 of 40" in after
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
