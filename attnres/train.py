@@ -37,7 +37,7 @@ from attnres.run_state import Diverged, RunState
 from attnres.status import StatusFile
 from attnres.stop import Cancelled, Preempted, StopSignals, cancel_asked, forget_cancel
 from attnres.trial import Trial, resolve
-from attnres.wandb_service import start_service
+from attnres.wandb_service import start_service, wait_for_start
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 3}
 
@@ -62,6 +62,7 @@ def train(trial: Trial, corpus: PackedCorpus) -> dict[str, Any]:
 
         def begin() -> tuple[dict[str, Any] | None, bool]:
             stack.enter_context(TrialLock(trial.folder))
+            stack.callback(wait_for_start)  # also if the model cannot be built: the folder is others' then
             done = finished_record(trial.folder)
             cancelled = cancel_asked(trial.folder)  # while it waited in a queue
             if not done and not cancelled:

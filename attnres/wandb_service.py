@@ -24,7 +24,7 @@ MODES = {
 FOLDER_VARIABLES = {"WANDB_CACHE_DIR": "cache", "WANDB_DATA_DIR": "data", "WANDB_CONFIG_DIR": "config"}
 PROBE_BYTES = 256 * 1024  # a run file buffers 32 kB blocks; with less room than some of them, rows are lost
 
-_ahead: list[threading.Thread] = []  # at most one, of the trial that this process is starting
+_ahead: list[threading.Thread] = []  # at most one, of the trial that this process trains
 
 
 def choose_mode(configured: str) -> str:
@@ -41,11 +41,13 @@ def start_service(trial: Trial) -> None:
     """Start W&B's own process in a thread: it takes a fifth of a second, in which a model can be built.
 
     Whatever goes wrong here goes wrong again in `attnres.tracking.open_wandb`, which waits for this and
-    tells it.
+    tells it. A trial that ends before that has to wait for it as well: it writes into the trial's folder.
     """
     if choose_mode(trial.config.tracking.wandb) == "offline":
-        _ahead.append(threading.Thread(target=_start_service, args=(trial.folder,), daemon=True))
-        _ahead[-1].start()
+        thread = threading.Thread(target=_start_service, args=(trial.folder,), daemon=True)
+        with suppress(RuntimeError):  # no more threads here: it is started where it is used
+            thread.start()
+            _ahead.append(thread)
 
 
 def wait_for_start() -> None:

@@ -19,6 +19,7 @@ from tiny_trial import tiny_overrides, tiny_trial
 
 from attnres import learner, wandb_service
 from attnres.errors import UserError
+from attnres.lock import TrialLock
 from attnres.metrics import METRICS_FILE, read_rows
 from attnres.record import read_record
 from attnres.tracking import open_wandb
@@ -144,6 +145,47 @@ def test_its_process_starts_while_the_model_is_built(
     assert train(trial, corpus)["status"] == "finished"
     assert seen == [mode == "offline"]
     assert bool(list(trial.folder.glob("wandb/offline-run-*/*.wandb"))) == (mode == "offline")
+
+
+def test_a_trial_that_fails_at_once_leaves_its_folder_when_wandb_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is free then: another process may train it, or remove the folder."""
+    started, events = threading.Event(), []
+
+    def slow(folder: Path, mode: str) -> Path:
+        started.set()
+        time.sleep(0.2)
+        events.append("set up")
+        return folder
+
+    def fails(self: learner.Learner, *arguments: Any) -> None:
+        started.wait(10)
+        raise RuntimeError("no room for the model")
+
+    unlock = TrialLock.__exit__
+    monkeypatch.setattr(wandb_service, "set_up", slow)
+    monkeypatch.setattr(learner.Learner, "__init__", fails)
+    monkeypatch.setattr(
+        TrialLock, "__exit__", lambda self, *error: (events.append("unlocked"), unlock(self, *error))[1]
+    )
+    trial, corpus = tiny_trial(tmp_path, "tracking=wandb_offline", steps=2)
+    with pytest.raises(RuntimeError, match="no room"):
+        train(trial, corpus)
+    assert events == ["set up", "unlocked"]
+
+
+def test_where_no_thread_can_be_started_wandb_starts_when_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    trial, _ = tiny_trial(tmp_path, "tracking=wandb_offline", steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        wandb_service.start_service(trial)
+    wandb_service.wait_for_start()
 
 
 def test_no_key_means_offline_with_a_warning(
