@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attnres.depth.kernel import peak_before
 from attnres.distributed.group import Group
 from attnres.distributed.parallel import Path, make_parallel
 from attnres.errors import ConfigError
@@ -130,7 +131,8 @@ class Learner:
         GPU. Called on all processes together.
         """
         if self.device.type == "cuda":
-            return self.group.largest(torch.cuda.max_memory_allocated(self.device))
+            own = torch.cuda.max_memory_allocated(self.device)
+            return self.group.largest(max(own, peak_before(self.device)))
         return round(self.group.mean(process_peak_bytes()) * self.group.size)
 
     def state(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ CHECKED_ELEMENTS = 2**25
 TOKENS_STEP = 16  # Triton compiles another form for numbers that this does not divide
 SMALLEST_BUCKET = 8  # the package compiles a form for up to 8 sources, up to 16, up to 32, ...
 
+_peaks: dict[int, int] = {}  # number of a device -> see `peak_before`
+
 # (sources [B, T, D], query [D], gain [D], eps) -> [B, T, D]
 Operator = Callable[[Sequence[Tensor], Tensor, Tensor, float], Tensor]
 
@@ -48,27 +50,41 @@ def load_operator() -> Operator:
 
     def operator(sources: Sequence[Tensor], query_D: Tensor, gain_D: Tensor, eps: float) -> Tensor:
         result: Tensor = fused_attnres(query_D, sources, gain_D, rms_eps=eps)
-        _release_after_backward(result)
+        _allow_one_backward(result)
         return result
 
     return operator
 
 
-def _release_after_backward(output_BTD: Tensor) -> None:
-    """The package keeps the sources also where autograd does not see them, in an attribute of its node: they
-    would live as long as the loss does.
+def _allow_one_backward(output_BTD: Tensor) -> None:
+    """Release the sources after the backward pass, and refuse what the package would get wrong after it.
+
+    The package keeps the sources also where autograd does not see them, in an attribute of its node: they
+    would live as long as the loss does. Its backward pass counts as a constant for second derivatives.
     """
     node = output_BTD.grad_fn
     while node is not None and not hasattr(node, "res"):
         node = node.next_functions[0][0] if node.next_functions else None
-    if node is not None:
-        alive = weakref.ref(node)
+    if node is None:
+        return
+    alive = weakref.ref(node)
 
-        def release(*_: Any) -> None:
-            if (done := alive()) is not None:
-                done.res = ()
+    def check(*_: Any) -> None:
+        if torch.is_grad_enabled():  # create_graph
+            raise RuntimeError(
+                "the kernels of depth attention have no second derivatives; use implementation=reference"
+            )
+        if (started := alive()) is not None and not started.res:
+            raise RuntimeError(
+                "the kernels of depth attention go backward once; use implementation=fused to retain a graph"
+            )
 
-        node.register_hook(release)
+    def release(*_: Any) -> None:
+        if (done := alive()) is not None:
+            done.res = ()
+
+    node.register_prehook(check)
+    node.register_hook(release)
 
 
 class KernelReads:
@@ -93,12 +109,24 @@ class KernelReads:
         self.operator = checked_operator(device, width, max_sources, tokens, eps, reference)
         self.eps = eps
         # All at once: the gradient of a single row is as large as the whole.
-        self.queries, self.gains = queries_RD.unbind(), gains_RD.unbind()
+        self.queries, self.gains = (
+            [_aligned(row_D) for row_D in table_RD.unbind()] for table_RD in (queries_RD, gains_RD)
+        )
 
     @torch.compiler.disable
     def read(self, sources: Sequence[Tensor], row: int) -> Tensor:
         with torch.autocast(sources[0].device.type, enabled=False):
             return self.operator(sources, self.queries[row], self.gains[row], self.eps)
+
+
+def _aligned(row_D: Tensor) -> Tensor:
+    """As what is compared: Triton compiles another form for addresses that 16 does not divide."""
+    return row_D if row_D.data_ptr() % 16 == 0 else row_D.clone()
+
+
+def peak_before(device: torch.device) -> int:
+    """Most memory in use on a device, in bytes, before comparisons there: these forget what torch counted."""
+    return _peaks.get(device.index or 0, 0)
 
 
 @functools.lru_cache
@@ -111,6 +139,8 @@ def checked_operator(
     memory, at fewer. Raises UserError that says what differs, and by how much.
     """
     operator = load_operator()
+    if device.type == "cuda":
+        _peaks[device.index or 0] = max(peak_before(device), torch.cuda.max_memory_allocated(device))
     for count in counts_of_sources(max_sources):
         fitting = CHECKED_ELEMENTS // (width * count) // TOKENS_STEP * TOKENS_STEP
         compared = min(tokens, max(TOKENS_STEP, fitting))
@@ -121,7 +151,7 @@ def checked_operator(
             raise UserError(
                 f"{FIELD}=kernel: {package} differs from the reference by {error:.1e} in {where}; use fused"
             )
-    if device.type == "cuda":  # a trial's peak is that of its training
+    if device.type == "cuda":  # a trial's peak is that of its training, which may have begun
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return operator

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from attnres import train
 from attnres.cli import run_command
 from attnres.depth import kernel
+from attnres.distributed.group import Group
 from attnres.errors import ConfigError, UserError
+from attnres.learner import Learner
 from attnres.residual import specs
 from attnres.residual.attnres import depth_attention
 
@@ -238,12 +241,61 @@ def test_sources_are_released_after_backward_though_the_loss_lives() -> None:
     source = 2 * torch.ones(3, 4, requires_grad=True)
     alive = StorageWeakRef(source.untyped_storage())
     output = Node.apply(source).view(2, 6)
-    kernel._release_after_backward(output)
+    kernel._allow_one_backward(output)
     loss = output.sum()
     del source, output
     assert not alive.expired()
     loss.backward()
     assert alive.expired() and loss.grad_fn is not None
+
+
+def test_a_second_backward_pass_and_second_derivatives_are_refused() -> None:
+    """The package takes its backward pass for a constant, and needs what is released after the first."""
+
+    def run(**options: bool) -> None:
+        source = 2 * torch.ones(3, 4, requires_grad=True)
+        output = Node.apply(source)
+        kernel._allow_one_backward(output)
+        for _ in range(2):
+            torch.autograd.grad(output.sum(), source, **options)
+
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        run(create_graph=True)
+    with pytest.raises(RuntimeError, match="go backward once"):
+        run(retain_graph=True)
+
+
+def test_rows_of_a_width_that_four_does_not_divide_are_aligned_as_in_the_comparison(
+    package: pytest.MonkeyPatch,
+) -> None:
+    def aligned(sources: list[Tensor], query_D: Tensor, gain_D: Tensor, eps: float) -> Tensor:
+        assert query_D.data_ptr() % 16 == gain_D.data_ptr() % 16 == 0
+        return plain_operator(sources, query_D, gain_D, eps)
+
+    package.setattr(kernel, "load_operator", lambda: aligned)
+    results = [
+        loss_and_gradients(
+            make_model(spec("full", how), random_rule=True, dtype=torch.float32, width=18, heads=1)
+        )
+        for how in ("kernel", "reference")
+    ]
+    assert relative_error(*results) < 1e-5
+
+
+def test_a_comparison_while_a_model_trains_does_not_hide_its_peak_of_memory(
+    package: pytest.MonkeyPatch,
+) -> None:
+    """An evaluation of another number of tokens is compared too, and torch's count starts again after it."""
+    counted = {"peak": 7}
+    package.setattr(torch.cuda, "max_memory_allocated", lambda device: counted["peak"])
+    package.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: counted.update(peak=1))
+    package.setattr(torch.cuda, "empty_cache", lambda: None)
+    package.setattr(kernel, "largest_difference", lambda *a: counted.update(peak=9) or ("", 0.0))
+    package.setattr(kernel, "_peaks", {})
+    for tokens in (64, 32):
+        kernel.checked_operator(torch.device("cuda", 0), 12, 2, tokens, 1e-8, depth_attention)
+    assert counted["peak"] == 1
+    assert Learner.peak_memory_bytes(SimpleNamespace(device=torch.device("cuda"), group=Group())) == 7
 
 
 def test_each_device_width_and_number_of_sources_is_compared_once(package: pytest.MonkeyPatch) -> None:
