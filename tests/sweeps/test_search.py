@@ -95,6 +95,7 @@ def test_suggestions_are_trials_and_are_trained_once(
     assert len(states) == 6 and {state.attempts for state in states} == {1}
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_with_what_it_had_asked(
     place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
