@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from attnres.metrics import MetricsFile
 from attnres.notice import warn
 from attnres.trial import Trial
 from attnres.wandb_key import has_key, hide, reason
-from attnres.wandb_service import choose_mode, probe, quiet_logging, set_up, tear_down, wait_for_start
+from attnres.wandb_service import (
+    choose_mode,
+    is_starting,
+    probe,
+    quiet_logging,
+    set_up,
+    tear_down,
+    wait_for_start,
+)
 
 IDENTITY_VARIABLES = ("WANDB_RUN_ID", "WANDB_NAME")
 SECONDS_BETWEEN_FLUSHES = 15.0  # W&B's own interval
@@ -36,14 +45,30 @@ class Tracking:
         self.metrics = MetricsFile(folder, resume)
         self._folder = folder
         self._steps = {row["step"] for row in self.metrics.rows()}  # of earlier attempts
-        self._wandb = open_wandb(trial, folder, attempt)
+        self._open = partial(open_wandb, trial, folder, attempt)
+        self._wandb: WandbRun | None = None
+        self._waiting: list[Mapping[str, Any]] | None = []  # rows for W&B until its run is open
+        self._open_wandb()
 
     def log(self, row: Mapping[str, Any]) -> None:
         """One row, as `attnres.metrics` describes it."""
         self.metrics.write(row)
         self._steps.add(row["step"])
-        if self._wandb:
+        if self._waiting is not None:
+            self._waiting.append(row)
+            self._open_wandb()
+        elif self._wandb:
             self._wandb.log(row)
+
+    def _open_wandb(self, wait: bool = False) -> None:
+        """Open the run, unless its process is still starting: the training goes on meanwhile."""
+        if self._waiting is None or (is_starting() and not wait):
+            return
+        waiting, self._waiting = self._waiting, None
+        self._wandb = self._open()
+        for row in waiting:
+            if self._wandb:
+                self._wandb.log(row)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Close both. `summary` is what W&B shows of the run in tables; exit code 0 means finished.
@@ -52,6 +77,7 @@ class Tracking:
         analysis can do without the folders.
         """
         self.metrics.close()
+        self._open_wandb(wait=True)
         if self._wandb:
             more = {"history_rows": len(self._steps), **study_plan(self._folder.parent)}
             self._wandb.finish({**summary, **more}, exit_code)

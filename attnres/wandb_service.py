@@ -38,7 +38,8 @@ def choose_mode(configured: str) -> str:
 
 
 def start_service(trial: Trial) -> None:
-    """Start W&B's own process in a thread: it takes a fifth of a second, in which a model can be built.
+    """Start W&B's own process in a thread: it takes a fifth of a second, in which a model can be built
+    and trained.
 
     Whatever goes wrong here goes wrong again in `attnres.tracking.open_wandb`, which waits for this and
     tells it. A trial that ends before that has to wait for it as well: it writes into the trial's folder.
@@ -48,6 +49,11 @@ def start_service(trial: Trial) -> None:
         with suppress(RuntimeError):  # no more threads here: it is started where it is used
             thread.start()
             _ahead.append(thread)
+
+
+def is_starting() -> bool:
+    """Whether what `start_service` began is still going on."""
+    return any(thread.is_alive() for thread in _ahead)
 
 
 def wait_for_start() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tiny_trial import tiny_overrides, tiny_trial
 
+from analysis.wandb_offline import read_folder
 from attnres import learner, wandb_service
 from attnres.errors import UserError
 from attnres.lock import TrialLock
@@ -145,6 +146,34 @@ def test_its_process_starts_while_the_model_is_built(
     assert train(trial, corpus)["status"] == "finished"
     assert seen == [mode == "offline"]
     assert bool(list(trial.folder.glob("wandb/offline-run-*/*.wandb"))) == (mode == "offline")
+
+
+def test_the_training_does_not_wait_for_it_and_no_row_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B's process is held up until three steps are trained; its run still has the rows of all of them."""
+    third, waited = threading.Event(), []
+    set_up, step = wandb_service.set_up, learner.Learner.step
+
+    def held(folder: Path, mode: str) -> Path:
+        if threading.current_thread() is not threading.main_thread():
+            waited.append(third.wait(10))
+        return set_up(folder, mode)
+
+    def counted(self: learner.Learner, number: int, *batch: Any) -> learner.StepResult:
+        if number == 3:
+            third.set()
+        return step(self, number, *batch)
+
+    monkeypatch.setattr(wandb_service, "set_up", held)
+    monkeypatch.setattr(learner.Learner, "step", counted)
+    trial, corpus = tiny_trial(tmp_path, "tracking=wandb_offline", "runtime.log_every_steps=1", steps=6)
+    assert train(trial, corpus)["status"] == "finished"
+    assert waited == [True]
+    (logged,) = read_folder(trial.folder)
+    rows = read_rows(trial.folder / METRICS_FILE)
+    assert {row["_step"] for row in logged.rows()} == {row["step"] for row in rows} >= {1, 2, 3, 6}
+    assert logged.summary["status"] == "finished"
 
 
 def test_a_trial_that_fails_at_once_leaves_its_folder_when_wandb_has_started(
