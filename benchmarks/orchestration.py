@@ -140,8 +140,10 @@ def calibrate(folder: Path, workers: int, more: list[str]) -> float:
     """Training tokens per second of a trial while all workers are busy."""
     write_study(folder, "calibration", max(2, workers), CALIBRATION_TOKENS)
     launched = run_launch(folder, "calibration", workers, more)
-    seconds = [slot.record["timing"]["train_seconds"] for slot in launched.slots]
-    return CALIBRATION_TOKENS * len(seconds) / sum(seconds)
+    seconds = [
+        slot.record["steps"] * slot.record["timing"]["median_step_seconds"] for slot in launched.slots
+    ]  # of a step in the midst: the first ones, and those beside another's start, are slower
+    return sum(slot.record["tokens"] for slot in launched.slots) / sum(seconds)
 
 
 def summarise(launched: Launched, workers: int) -> dict[str, Any]:
