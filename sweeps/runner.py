@@ -23,7 +23,8 @@ from attnres.stop import EXIT_CANCELLED, cancel_asked
 from attnres.words import counted
 from sweeps.endings import from_outside, last_words
 from sweeps.executor import Executor
-from sweeps.state import STALE_SECONDS, TrialState, read_state
+from sweeps.signs import SignsOfLife
+from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial
 from sweeps.trial_process import EXIT_BUSY, leave_word
 
@@ -52,7 +53,6 @@ class Job(Generic[Handle]):
     attempts: int = 0  # of this launch
     attempts_before: int = 0  # that the trial itself knew of when the last one was started
     state: TrialState | None = None  # once it has ended
-    heartbeat: tuple[float | None, float] | None = None  # of another machine; monotonic seconds here
     cancelled_at: float | None = None  # monotonic seconds
     withdrawn: bool = False  # its attempt was told to end because the launch starts no more
 
@@ -132,6 +132,7 @@ class Runner(Generic[Handle]):
         self.policy = policy or FailurePolicy()
         self.progress: Progress[Handle] = Progress()
         self._looked = 0.0
+        self._signs = SignsOfLife()
         self._interrupted: Callable[[], int] = lambda: 0
 
     def run(self, trials: Sequence[PlannedTrial], interrupted: Callable[[], int]) -> Progress[Handle]:
@@ -184,10 +185,8 @@ class Runner(Generic[Handle]):
             return other
         if state.state != "running" or job.attempts:
             return None
-        if job.heartbeat is None or job.heartbeat[0] != state.heartbeat:
-            job.heartbeat = state.heartbeat, time.monotonic()
-        alive = time.monotonic() - job.heartbeat[1] <= STALE_SECONDS
-        return f"running {state.reason}" if alive else None
+        silent = self._signs.silent(job.planned.trial.id, state.heartbeat)
+        return None if silent else f"running {state.reason}"
 
     def _start(self, job: Job[Handle], state: TrialState) -> None:
         job.attempts, job.attempts_before = job.attempts + 1, state.attempts or 0
