@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from analysis.compare import Multiplier
 from attnres.errors import ConfigError
+from attnres.words import counted
 
 Verdict = Literal["supported", "rejected", "cannot tell"]
 MIN_SIZES_FOR_VERDICT = (
@@ -103,7 +104,7 @@ def why_too_small(declared: bool | str, sizes: int) -> str | None:
     if declared:
         return "the study says that it is too small to judge a claim"
     if sizes < MIN_SIZES_FOR_VERDICT:
-        return f"{sizes} sizes are fewer than the {MIN_SIZES_FOR_VERDICT} that a verdict needs"
+        return f"{counted(sizes, 'size')}, fewer than the {MIN_SIZES_FOR_VERDICT} that a verdict needs"
     return None
 
 

@@ -18,6 +18,7 @@ from analysis.compare import DEFAULT_CONFIDENCE
 from analysis.paper_rows import PaperRow, paper_row
 from analysis.settings import why_times_differ
 from analysis.study_data import StudyData
+from attnres.words import counted
 
 STEP_TIME = "median_step_train_seconds"
 
@@ -101,7 +102,8 @@ def _difference(
     base = members[members["rule"] == data.baseline].set_index("seed")
     seeds = [seed for seed in own.index if seed in base.index]
     if len(seeds) < len(own):
-        notes.append(f"{size} {rule}: {len(own) - len(seeds)} trials have no partner of the same seed")
+        lonely = counted(len(own) - len(seeds), "trial")
+        notes.append(f"{size} {rule}: without a partner of the same seed: {lonely}")
     gaps = (own["loss"][seeds] - base["loss"][seeds]).to_numpy(float)
     mean, low, high, error, p = paired_interval(gaps, confidence)
     if rule == data.baseline:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.laws import MIN_SIZES
 from attnres.errors import ConfigError, UserError
+from attnres.words import counted
 
 NAMED_OFFENDERS = 6  # a line names this many and counts the rest
 
@@ -91,8 +92,7 @@ def why_no_multiplier(rows: pd.DataFrame, source: str) -> str | None:
     """The one line that says why these sizes give no law of loss against compute, or None."""
     sizes = list(dict.fromkeys(rows["size"]))
     if len(sizes) < MIN_SIZES:
-        count = f"{len(sizes)} size" if len(sizes) == 1 else f"{len(sizes)} sizes"
-        return f"{source}: {count} ({', '.join(sizes)}): a comparison needs {MIN_SIZES}"
+        return f"{source}: {counted(len(sizes), 'size')} ({', '.join(sizes)}): a comparison needs {MIN_SIZES}"
     compute = rows.groupby("size")["compute"].mean()
     if compute.nunique() == 1:
         return f"{source}: compute={compute.iloc[0]:.6g} FLOP at every size: no slope can be fitted"

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from attnres.errors import UserError
+from attnres.words import counted
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -334,7 +335,7 @@ def fit_power_law_with_floor(
         inside[best] = inside[best] or not inside.any()
     low, high = float(floors[inside].min()), float(floors[inside].max())
     if freedom < 1:
-        reason = f"{points} points leave no degree of freedom for a floor"
+        reason = f"of {counted(points, 'point')} no degree of freedom is left for a floor"
     elif inside[0]:
         reason = f"floors from 0 to {high:.3g} nats fit equally well ({confidence:.0%} profile interval)"
     elif inside[-1]:

@@ -15,6 +15,7 @@ from analysis.gate import Gate, StudyError, and_more, name_some
 from analysis.study_data import REPORTS, Found, StudyData, build_study, check_convention
 from attnres.errors import RecordError
 from attnres.record import RECORD_FILE, read_record
+from attnres.words import counted
 
 STUDY_FILE = "study.json"
 
@@ -120,10 +121,10 @@ def read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) 
     check_against_plan(
         records, planned, {trial: str(folder / trial / RECORD_FILE) for trial in records}, gate
     )
-    gate.check("torn", list(torn.values()), f"{len(torn)} of {len(paths)} records cannot be read")
+    gate.check("torn", list(torn.values()), f"{len(torn)} of {counted(len(paths), 'record')} cannot be read")
     notes = []
     if stray:
-        notes.append(f"{len(stray)} records that are not in the plan were ignored: {name_some(stray)}")
+        notes.append(f"ignored, not in the plan: {counted(len(stray), 'record')}: {name_some(stray)}")
     absent = dict.fromkeys(torn, "torn")
     return Found(study, folder, plan, str(folder / STUDY_FILE), records, absent, notes)
 

@@ -16,6 +16,7 @@ from analysis.results import RuleResult, StudyResult
 from analysis.sensitivity import SensitivityRow
 from analysis.serialise import design, size_rows
 from analysis.study_data import StudyData
+from attnres.words import counted
 
 ESTIMATOR = (
     "gaps in ln L paired by size and seed, a shared exponent, Student's t with one degree of freedom fewer "
@@ -391,7 +392,7 @@ def how_lines(data: StudyData, how: Mapping[str, Any], estimator: str = "") -> l
         "",
         f"- Command: `{how['command'].replace('`', '')}`",
         f"- Analysis at commit {escape(str(how['commit'] or 'unknown'))}; trials at {escape(commits)}.",
-        f"- {len(data.table)} trials; {escape(how['versions'])}.",
+        f"- {counted(len(data.table), 'trial')}; {escape(how['versions'])}.",
     ]
     if estimator:
         lines.append(f"- Estimator: {estimator}.")

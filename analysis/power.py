@@ -23,6 +23,7 @@ from scipy.special import nctdtr, stdtrit
 from attnres.cli import reject_options, run_command, take_flag, take_option, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError, UserError
+from attnres.words import counted
 
 if TYPE_CHECKING:
     from analysis.pilot import Pilot
@@ -206,7 +207,7 @@ def _check(
             if spent is not None and not 0 < spent <= MOST_COST:
                 raise ConfigError(f"cost of {cost.name}", spent, f"must be positive {unit}")
     if costs and min(sizes) > len(costs):
-        raise ConfigError("sizes", list(sizes), f"costs are known for {len(costs)} sizes only")
+        raise ConfigError("sizes", list(sizes), f"costs are known for {counted(len(costs), 'size')} only")
 
 
 def _within(row: DesignPower, flops: float | None, hours: float | None) -> bool:
@@ -230,14 +231,15 @@ def _reason(
 ) -> str:
     question = f"tell {multiplier:.4g}x from {rival:.4g}x with power {enough:.0%}"
     if smallest is not None:
-        return f"{smallest.sizes} sizes x {smallest.seeds} seeds is the smallest design that can {question}"
+        design = f"{smallest.sizes} sizes x {counted(smallest.seeds, 'seed')}"
+        return f"{design} is the smallest design that can {question}"
     if not affordable:
         return f"no design is within the budget; the cheapest needs {_cost_text(rows[0])}"
     within = "" if len(affordable) == len(rows) else " within the budget"
     best = max(affordable, key=lambda row: row.power_interval)
     return (
         f"none of the {len(affordable)} designs{within} can {question}; the best, "
-        f"{best.sizes} sizes x {best.seeds} seeds, has power {best.power_interval:.0%}"
+        f"{best.sizes} sizes x {counted(best.seeds, 'seed')}, has power {best.power_interval:.0%}"
     )
 
 

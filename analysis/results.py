@@ -40,6 +40,7 @@ from analysis.laws import (
 from analysis.sensitivity import SensitivityRow, sensitivity
 from analysis.settings import why_times_differ
 from analysis.study_data import StudyData
+from attnres.words import counted
 
 DEFAULT_DRAWS = 2000
 REASON_LENGTH = 75  # characters of a reason in the verdict line, which is to fit two lines of a terminal
@@ -145,13 +146,12 @@ def _paired_rows(table: pd.DataFrame, data: StudyData, rule: str, notes: list[st
     rows = table[table["rule"].isin((data.baseline, rule))]
     paired = rows[rows.groupby(["size", "seed"])["rule"].transform("nunique") == 2]
     if len(paired) < len(rows):
-        notes.append(
-            f"{rule}: {len(rows) - len(paired)} trials have no partner of the same size and seed; not used"
-        )
+        lonely = counted(len(rows) - len(paired), "trial")
+        notes.append(f"{rule}: without a partner of the same size and seed, not used: {lonely}")
     sizes = list(dict.fromkeys(paired["size"]))
     if len(sizes) < 3:
         raise StudyError(
-            f"study={data.name}: rule={rule}: {len(sizes)} sizes ({', '.join(sizes) or 'none'}) "
+            f"study={data.name}: rule={rule}: {counted(len(sizes), 'size')} ({', '.join(sizes) or 'none'}) "
             f"shared with {data.baseline}; a comparison needs 3"
         )
     return paired.reset_index(drop=True)
@@ -239,7 +239,7 @@ def _wall_clock(
     if differ:
         return None, differ
     resumed = int((rows["attempts"].fillna(1) > 1).sum())
-    note = f"{resumed} trials were resumed; their training time is the sum of the parts" if resumed else ""
+    note = f"resumed: {counted(resumed, 'trial')}; training time is the sum of the parts" if resumed else ""
     try:
         return (
             paired_multiplier(rows, data.baseline, rule, cost=seconds, confidence=confidence),

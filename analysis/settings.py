@@ -88,7 +88,7 @@ def differing_settings(
             if len(by_value) > 1:
                 most, *others = sorted(by_value.items(), key=lambda item: -len(item[1]))
                 values = ", ".join(f"{value} in {len(names)}" for value, names in (most, *others))
-                line = line or f"{size}: {values} trials"
+                line = line or f"trials of {size}: {values}"
                 minority += [name for _, names in others for name in names]
         if minority:
             yield key, line, minority

@@ -23,6 +23,7 @@ from attnres.cli import help_text, reject_options, run_command, wants_help
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
 from attnres.record import SCHEMA, write_record, write_text_atomic
+from attnres.words import counted
 
 BASELINE = "prenorm"
 USAGE = """
@@ -236,7 +237,7 @@ def main(argv: list[str]) -> int:
     truth = _truth(options)
     table = simulate_table(truth, np.random.default_rng(seed))
     write_study(folder, table, purpose=f"Simulated: m = {', '.join(map(str, truth.multipliers.values()))}.")
-    print(f"{len(table)} records in {folder}")
+    print(f"{counted(len(table), 'record')} in {folder}")
     print(f"now: python -m analysis.report study={study} runs_dir={folder.parent}")
     return 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from attnres.errors import RecordError, TornRecordError
 from attnres.record import check_record
+from attnres.words import counted
 
 LOSS_KEY, TRAIN_LOSS_KEY, TOKENS_KEY = "validation/loss_nats", "train/loss_nats", "tokens"
 NUMBERS = (LOSS_KEY, TRAIN_LOSS_KEY, TOKENS_KEY)
@@ -132,7 +133,7 @@ def history_fault(outcome: Outcome, rows: Sequence[Row]) -> str | None:
             return f"{outcome.chosen.place} has {key}={str(row[key])[:40]!r} at step {row['_step']}"
     steps = [row["_step"] for row in rows]
     if len(set(steps)) != len(steps) or len(steps) != said:
-        return f"{outcome.chosen.place} has {len(steps)} rows of history, its summary says {said}"
+        return f"{outcome.chosen.place} has {counted(len(steps), 'row')} of history, its summary says {said}"
     losses = [row for row in rows if row.get(LOSS_KEY) is not None]
     final = (record["steps"], record["validation"]["loss_nats"])
     last = (losses[-1]["_step"], losses[-1][LOSS_KEY]) if losses else None

@@ -21,6 +21,7 @@ from analysis.wandb_online import read_project
 from analysis.wandb_runs import LoggedRun, Outcome, ended, history_fault, outcome_of, training_curve
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
+from attnres.words import counted
 
 PREFIX = "wandb:"
 USUAL_BASELINE = "prenorm"
@@ -79,12 +80,13 @@ def _ours(runs: Sequence[LoggedRun], study: str | None, gate: Gate) -> tuple[lis
     ours = [run for run in runs if run.trial_id is not None]
     if not ours:
         broken = [f"{run.place} {run.broken}" for run in runs if run.broken]
-        why = f"none of {len(runs)} runs was written by this project (config has no trial_id of ours)"
+        found = counted(len(runs), "run")
+        why = f"of {found} none was written by this project (config has no trial_id of ours)"
         raise StudyError(f"{gate.source}: {why}{': ' + name_some(broken) if broken else ''}")
     notes = []
     others = [run.name for run in runs if run.trial_id is None and not run.broken]
     if others:
-        notes.append(f"{len(others)} W&B runs of other programs were ignored: {name_some(others)}")
+        notes.append(f"ignored, of other programs: {counted(len(others), 'W&B run')}: {name_some(others)}")
     studies = list(dict.fromkeys(run.study for run in ours))
     if study is not None and study not in studies:
         raise ConfigError("study", study, f"no run is of it; the studies are {name_some(studies)}")
@@ -117,14 +119,14 @@ def _found(
     planned = {trial["id"]: trial for trial in plan["trials"]}
     stray = [outcome.chosen.name for trial, outcome in outcomes.items() if trial not in planned]
     if stray:
-        notes.append(f"{len(stray)} runs that are not in the plan were ignored: {name_some(stray)}")
+        notes.append(f"ignored, not in the plan: {counted(len(stray), 'run')}: {name_some(stray)}")
     kept = {trial: outcome for trial, outcome in outcomes.items() if trial in planned}
     records = {trial: outcome.record for trial, outcome in kept.items() if outcome.record is not None}
     check_against_plan(records, planned, {trial: kept[trial].chosen.place for trial in records}, gate)
     conflicts = [outcome.conflict for outcome in kept.values() if outcome.conflict]
-    gate.check("conflict", conflicts, f"{len(conflicts)} trials have several results")
+    gate.check("conflict", conflicts, f"several results of {counted(len(conflicts), 'trial')}")
     torn = [outcome.why for outcome in kept.values() if outcome.absent == "torn"] + list(unnamed)
-    gate.check("torn", torn, f"{len(torn)} W&B runs cannot be read")
+    gate.check("torn", torn, f"unreadable: {counted(len(torn), 'W&B run')}")
     unended = [f"{o.chosen.name} ({o.why})" for o in kept.values() if o.absent == "missing"]
     if unended:
         notes.append(f"{len(unended)} W&B runs have no record: {name_some(unended)}")
@@ -168,8 +170,8 @@ def _plan_text(outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[str]]:
     if not others:
         return text, []
     return text, [
-        f"the plan of the study is that of the run that ended last, {name}; {len(others)} runs carry another "
-        f"one: {name_some(others)}"
+        f"the plan of the study is that of the run that ended last, {name}; another is carried by "
+        f"{counted(len(others), 'run')}: {name_some(others)}"
     ]
 
 

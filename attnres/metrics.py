@@ -17,6 +17,7 @@ from typing import Any
 
 from attnres.notice import warn
 from attnres.record import write_text_atomic
+from attnres.words import counted
 
 METRICS_FILE = "metrics.jsonl"
 TIMING_KEYS = ("tokens_per_second", "train_seconds")  # may differ between two runs of one trial
@@ -61,7 +62,7 @@ class MetricsFile:
         if self._pending:
             self._flush()
         if self._pending:
-            warn(f"{self.path}: {len(self._pending)} rows could not be written")
+            warn(f"{self.path}: not written: {counted(len(self._pending), 'row')}")
         os.close(self._handle)
 
     def _flush(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.pilot import Pilot, read_pilot
 from analysis.power import MIN_SIZES, RANGES, DesignPower, PowerPlan, SizeCost, plan_power
 from attnres.errors import ConfigError, UserError
+from attnres.words import counted
 from sweeps.capacity import capacity
 from sweeps.study import STUDY_FILE, Study
 
@@ -52,7 +53,7 @@ class StudyPower:
         plan, own = self.plan, self.own
         lines = [
             f"power, if the multiplier is {plan.multiplier:.4g}: {self.source}",
-            f"  this study, {own.sizes} sizes x {own.seeds} seeds: standard error of ln m "
+            f"  this study, {own.sizes} sizes x {counted(own.seeds, 'seed')}: standard error of ln m "
             f"{own.standard_error:.3f}; shows m > 1 with probability {own.power_positive:.2f}, leaves "
             f"{plan.rival:.4g} outside its 95 % interval with {own.power_interval:.2f}",
             f"  {plan.reason}{_cost(plan.smallest)}",
@@ -83,7 +84,7 @@ def study_power(
         return f"power: study.report={report}: no multiplier to plan for"
     costs = size_costs(study, rows)
     if len(costs) < MIN_SIZES:
-        return f"power: {len(costs)} sizes are fewer than the {MIN_SIZES} that a comparison needs"
+        return f"power: {counted(len(costs), 'size')}, fewer than the {MIN_SIZES} that a comparison needs"
     if len({planned.rule for planned in study.trials}) < 2:
         return "power: one rule; there is nothing to compare it with"
     pilot, noise, alpha, source = _noise(study, pilot_study)

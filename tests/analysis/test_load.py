@@ -54,7 +54,7 @@ def test_one_row_per_trial(tmp_path: Path) -> None:
     data = load_study(tmp_path, "s")
     assert len(data.table) == 16
     assert data.rules == ("prenorm", "attnres_block")
-    assert data.notes == ("1 records that are not in the plan were ignored: stray",)
+    assert data.notes == ("ignored, not in the plan: 1 record: stray",)
     row = data.table.iloc[0]
     assert row["compute"] == row["compute_total"] == pytest.approx(1e13)
     assert load_study(tmp_path, "s", convention="6nd").table["compute"].iloc[0] == row["compute_6nd"]
@@ -86,7 +86,7 @@ def test_missing_cell(tmp_path: Path) -> None:
     assert len(data.table) == 15
     assert data.let_pass[0].startswith("missing: 1 of 16")
     result = compute_results(data, draws=100)
-    assert any("1 trials have no partner" in note for note in result.notes)
+    assert any("without a partner" in note and note.endswith(": 1 trial") for note in result.notes)
 
 
 def test_an_arm_without_a_size(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_arm_that_was_not_planned_for_a_size(tmp_path: Path) -> None:
             "1 of 16 trials failed: size1-prenorm-s0-",
         ),
         ("unfinished", lambda r: r.update(schedule_complete=False), "trials ended before their schedule"),
-        ("mixed_data", lambda r: r["data"].update(fingerprint="other"), "other in 1 trials"),
+        ("mixed_data", lambda r: r["data"].update(fingerprint="other"), "other in 1"),
         ("mixed_validation", lambda r: r["data"].update(validation_fingerprint="x"), "validation set"),
         ("torn", lambda r: r.pop("loss", r.pop("steps")), "record.json: steps: is missing"),
     ],

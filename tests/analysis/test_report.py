@@ -123,7 +123,7 @@ def test_conventions_correct_for_the_rules_own_work(tmp_path: Path) -> None:
     ("truth", "options", "reason"),
     [
         (Truth(sizes=5), {"too_small": "One seed tells nothing."}, "One seed tells nothing."),
-        (Truth(sizes=3, seeds=1, decades=0.5), {}, "3 sizes are fewer than the 4"),
+        (Truth(sizes=3, seeds=1, decades=0.5), {}, "3 sizes, fewer than the 4"),
     ],
 )
 def test_a_small_study_says_so_and_supports_nothing(
@@ -144,7 +144,7 @@ def test_what_was_let_pass_is_printed(tmp_path: Path) -> None:
     results, text = report(tmp_path, "--allow", "missing")
     assert results["let_pass"][0].startswith("missing: 1 of 30 trials")
     assert "1 of 30 trials have no record" in text
-    assert "have no partner of the same size and seed" in text
+    assert "without a partner of the same size and seed" in text
 
 
 def test_wall_clock_is_withheld_when_machines_differ(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_project_is_the_study_of_its_records(project: Project, tmp_path: Path)
 def test_group_is_asked_of_the_service(project: Project) -> None:
     load(group="s")
     assert project.filters == {"group": "s"}
-    assert "none of 0 runs was written by this project" in refusal(group="t")
+    assert "of 0 runs none was written by this project" in refusal(group="t")
 
 
 def test_rows_missing_from_a_history(project: Project) -> None:
@@ -189,7 +189,7 @@ def test_attempts_are_joined_and_the_finished_one_wins(project: Project) -> None
     diverged = {**record, "status": "diverged", "validation": None, "reason": "x"}
     diverged["timing"] = {**record["timing"], "ended": "2027-01-01T00:00:00+00:00"}
     project.add(diverged, attempt=3)
-    assert "1 trials have several results: " in refusal()
+    assert "several results of 1 trial: " in refusal()
     assert len(load(allow=["conflict"]).table) == 16
     run.rows[:] = run.rows[:1]
     assert "has 4 rows of history, its summary says 5" in refusal(allow=["conflict"])
@@ -208,7 +208,7 @@ def test_two_results_of_one_trial_are_no_choice_of_ours(project: Project, ended:
     text = refusal()
     assert f"finished at {loss} in team/project/" in text and "finished at 1.5 in team/project/" in text
     data = load(allow=["conflict"])
-    assert data.let_pass[0].startswith("conflict: 1 trials have several results")
+    assert data.let_pass[0].startswith("conflict: several results of 1 trial")
     chosen = data.table.loc[data.table["id"] == record["trial_id"], "loss"].item()
     assert chosen == (1.5 if ended > "2026" else loss)
 
@@ -219,7 +219,8 @@ def test_a_plan_that_not_all_runs_carry_is_noted(project: Project) -> None:
     run.summary_metrics["study_plan"] = json.dumps({**plan, "baseline": "attnres_block"})
     project.edit(run, timing__ended="2027-01-01T00:00:00+00:00")
     (note,) = load().notes
-    assert note.startswith(f"the plan of the study is that of the run that ended last, {run.name}; 15 runs")
+    last = f"the plan of the study is that of the run that ended last, {run.name}; "
+    assert note.startswith(f"{last}another is carried by 15 runs: ")
 
 
 def test_a_record_of_another_trial_is_no_record(project: Project) -> None:
@@ -328,13 +329,13 @@ def test_runs_of_others(project: Project, tmp_path: Path) -> None:
         summary_metrics={},
     )
     project.runs_of_project.append(other)
-    assert load().notes == ("1 W&B runs of other programs were ignored: gentle-sun-1",)
+    assert load().notes == ("ignored, of other programs: 1 W&B run: gentle-sun-1",)
     second = Project(tmp_path / "t", table())
     project.runs_of_project += second.runs_of_project
     assert "runs of 2 studies: choose study=s or study=t" in refusal()
     assert load(study="t").name == "t"
     project.runs_of_project[:] = [other]
-    assert "none of 1 runs was written by this project" in refusal()
+    assert "of 1 run none was written by this project" in refusal()
 
 
 def test_what_the_service_refuses(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,7 @@ def test_a_plan_that_power_has_nothing_to_say_about(
 ) -> None:
     words = [*workplace.arguments(), "--no-calibrate"]
     assert run_command(plan.main, words) == 0
-    assert "power: 2 sizes are fewer than the 3 that a comparison needs" in capsys.readouterr().out
+    assert "power: 2 sizes, fewer than the 3 that a comparison needs" in capsys.readouterr().out
     assert run_command(plan.main, [*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["power"] is None
     for option, message in [
