@@ -38,7 +38,7 @@ from attnres.record import read_record
 from attnres.status import read_status
 
 ROOT = Path(__file__).resolve().parents[1]
-CALIBRATION_TOKENS = 60_000
+CALIBRATION_TOKENS = 200_000
 STUDY = """
 name: {name}
 purpose: What launching costs.
