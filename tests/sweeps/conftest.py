@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,14 @@ from kill_launch import end_all
 from ray_lab import RayLab
 from slurm_lab import SlurmLab
 from sweeps_support import Workplace
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_as_from_a_terminal() -> None:
+    """A shell that starts the tests in the background, and nohup, ignore these; launches would inherit it."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)
