@@ -50,7 +50,7 @@ def test_no_flipped_bit_is_read_as_another_weight(tmp_path: Path) -> None:
     assert checkpoints.load() is not None
 
 
-@pytest.mark.parametrize("damage", ["torn", "garbage", "empty", "one byte", "unsafe", "foreign"])
+@pytest.mark.parametrize("damage", ["torn", "garbage", "empty", "one byte", "unsafe", "foreign", "older"])
 def test_damage_is_moved_aside(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,12 +60,15 @@ def test_damage_is_moved_aside(
     whole = checkpoints.path.read_bytes()
     foreign = io.BytesIO()
     torch.save({"some": "thing"}, foreign)
+    older = io.BytesIO()
+    torch.save({"format": 1, "trial_id": "abc", **STATE}, older)
     content = {
         "torn": whole[: len(whole) // 2],
         "garbage": b"not a checkpoint",
         "empty": b"",
         "one byte": b"a",
         "foreign": signed(foreign.getvalue()),
+        "older": signed(older.getvalue()),
         "unsafe": signed(pickle.dumps(Unsafe(), protocol=2)),
     }[damage]
     checkpoints.path.write_bytes(content)

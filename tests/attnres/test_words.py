@@ -33,3 +33,18 @@ def test_data_that_went_missing_is_no_fault_of_the_trial(tmp_path: Path) -> None
     assert str(file) in str(short.value) and origin_of(short.value) == "outside"
     assert origin_of(OSError(errno.EINVAL, os.strerror(errno.EINVAL))) == "own"
     assert origin_of(ValueError("no luck")) == "own"
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO", "ENOMEM", "EMFILE", "ESTALE", "ENOENT"])
+def test_what_the_machine_does_to_a_trial_is_not_its_own(name: str) -> None:
+    """Here, and where another error was raised from it. A launch would leave an own failure as it is."""
+    number = getattr(errno, name)
+    error = OSError(number, os.strerror(number))
+    assert origin_of(error) == "outside"
+    with pytest.raises(RuntimeError) as wrapped:
+        raise RuntimeError("cannot save") from error
+    assert origin_of(wrapped.value) == "outside"
+
+
+def test_no_memory_is_not_the_trials_own() -> None:
+    assert origin_of(MemoryError()) == "outside"
