@@ -13,11 +13,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attnres import cli
 from attnres.cli import EXIT_USER_ERROR, reject_options
 from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
 from attnres.stop import EXIT_CANCELLED
+from attnres.wandb_key import hide
 from attnres.words import counted
 
 FLAGS = (
@@ -91,10 +93,10 @@ def _guarded(trial: Callable[[], int]) -> int:
     try:
         return trial()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {cli.one_line(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
     except Exception:
-        traceback.print_exc()
+        print(hide(traceback.format_exc()), file=sys.stderr, end="")
         return 1
 
 

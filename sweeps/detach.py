@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from attnres.errors import UserError
+from sweeps.trial_process import Log
 
 LOG_FILE = "launch.log"
 
@@ -93,8 +94,7 @@ def _redirect(log: Path) -> None:
         if number > 2:
             os.close(number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout, sys.stderr = Log(1, "replace"), Log(2, "backslashreplace")
 
 
 def _command() -> str:

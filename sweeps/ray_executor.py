@@ -18,6 +18,7 @@ from typing import Any
 
 from attnres.errors import UserError
 from attnres.notice import warn
+from attnres.wandb_key import hide
 from sweeps.config import available_cores
 from sweeps.executor import in_training
 from sweeps.executor_config import RayConfig
@@ -160,4 +161,4 @@ def _last_line(error: Exception) -> str:
 def _append(log: Path, line: str) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+        file.write(hide(line) + "\n")

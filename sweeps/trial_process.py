@@ -113,8 +113,8 @@ def open_log(log: Path) -> int:
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
-class _Log(io.TextIOWrapper):
-    """A stream of the log, into which no key gets, not even in a traceback."""
+class Log(io.TextIOWrapper):
+    """A stream of a log, open as this number, into which no key gets, not even in a traceback."""
 
     def __init__(self, number: int, errors: str) -> None:
         raw = io.FileIO(number, "w", closefd=False)
@@ -132,7 +132,7 @@ def redirect(log: Path) -> None:
     os.dup2(output, 2)
     os.close(nowhere)
     os.close(output)
-    sys.stdout, sys.stderr = _Log(1, "replace"), _Log(2, "backslashreplace")
+    sys.stdout, sys.stderr = Log(1, "replace"), Log(2, "backslashreplace")
 
 
 def _follow_launcher(grace_seconds: float) -> None:

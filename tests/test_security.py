@@ -23,7 +23,7 @@ from sweeps_support import STUDY, Workplace
 from tiny_trial import tiny_overrides, tiny_trial
 
 from analysis.simulate import Truth, simulate_table, write_study
-from attnres import cli, record
+from attnres import cli, multirun, record
 from attnres.checkpoint import DIGEST_BYTES, Checkpoints
 from attnres.cli import run_command
 from attnres.compose import compose_trial
@@ -273,6 +273,12 @@ def test_a_key_is_hidden_in_whatever_is_said(
     assert cli.one_line(str(ConfigError("tracking.entity", key, "no"))) == "tracking.entity=***: no"
     record.write_text_atomic(tmp_path / "file", f'{{"reason": "{key}"}}')
     assert json.loads((tmp_path / "file").read_text()) == {"reason": "***"}
+
+    def fail(error: Exception) -> int:
+        raise error
+
+    for error in (ConfigError("tracking.entity", key, "no"), RuntimeError(key)):
+        assert multirun._guarded(lambda error=error: fail(error)) in (1, 2)  # type: ignore[misc]
     assert run_command(launch.main, ["study=smoke", f"tracking.api_key={key}"]) == 2
     assert run_command(launch.main, ["study=smoke", f"+tracking.api_key={key}"]) == 2
     assert key not in "".join(capsys.readouterr())
@@ -306,12 +312,16 @@ def test_a_key_reaches_no_file_of_a_launch(tmp_path: Path, tracking: str) -> Non
     assert len(list(workplace.runs.rglob("record.json"))) == 2
 
 
-def test_a_key_in_an_exception_reaches_neither_log_nor_record(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("of", ["trial_process import redirect", "detach import _redirect as redirect"])
+def test_a_key_in_an_exception_reaches_no_log(tmp_path: Path, key: str, of: str) -> None:
+    """Of a trial, and of a launch in the background, which begins its log with its command line."""
     script = (
-        "import sys\nfrom pathlib import Path\nfrom sweeps.trial_process import redirect\n"
+        f"import sys\nfrom pathlib import Path\nfrom sweeps.{of}\n"
         f"redirect(Path(sys.argv[1]))\nprint('said', {key!r})\nraise RuntimeError({key!r})\n"
     )
     log = tmp_path / "0123456789ab" / "log.txt"
+    log.parent.mkdir()
+    log.touch()
     done = subprocess.run([sys.executable, "-c", script, log], env=_environment(), capture_output=True)
     assert done.returncode == 1
     assert log.read_text().count("***") >= 2 and key not in log.read_text()
