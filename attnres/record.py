@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import RecordError, TornRecordError
-from attnres.json_file import is_number, parse
+from attnres.json_file import Check, is_number, or_null, parse
 from attnres.wandb_key import hide
 
 SCHEMA = 1
@@ -49,17 +49,25 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "timing": dict,  # {train,evaluation,wall}_seconds, tokens_per_second, started, ended, attempts
 }
 
-_SCALAR = (str, int, float, bool, type(None))
-_NUMBER = (int, float)
-# Field -> types of all its values.
-VALUES: Mapping[str, tuple[type, ...]] = {
-    "parameters": _NUMBER,
-    "forward_flops_per_token": _NUMBER,
-    "training_flops": _NUMBER,
-    "data": _SCALAR,
-    "validation": _NUMBER,
-    "environment": _SCALAR,
-    "timing": _SCALAR,
+
+def _is_real(value: Any) -> bool:
+    """A number, finite or not: the analysis says which trial has a loss that is none. JSON's true is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+# Field -> what each of its values is.
+VALUES: Mapping[str, Check] = {
+    "parameters": _is_real,
+    "forward_flops_per_token": _is_real,
+    "training_flops": _is_real,
+    "data": _is_scalar,
+    "validation": or_null(_is_real),  # a single window has no standard error
+    "environment": _is_scalar,
+    "timing": _is_scalar,
 }
 # Of `timing`: finite numbers, or null where they are not known. Whatever else it has is text.
 TIMES = ("train_seconds", "evaluation_seconds", "probe_seconds", "wall_seconds", "tokens_per_second")
@@ -79,11 +87,12 @@ def check_record(record: Any, where: str) -> dict[str, Any]:
     for field, kind in FIELDS.items():
         if field not in record:
             raise RecordError(f"{where}: {field}: is missing")
-        if not isinstance(record[field], kind):
+        true_as_number = kind in (int, float) and isinstance(record[field], bool)  # Python counts with it
+        if not isinstance(record[field], kind) or true_as_number:
             raise RecordError(f"{where}: {field}={record[field]!r}: wrong type")
-    for field, kinds in VALUES.items():
+    for field, check in VALUES.items():
         for key, value in (record[field] or {}).items():
-            if not isinstance(value, kinds):
+            if not check(value):
                 raise RecordError(f"{where}: {field}.{key}={value!r}: wrong type")
     for key in (*TIMES, *COUNTS):
         value = record["timing"].get(key)
@@ -94,7 +103,7 @@ def check_record(record: Any, where: str) -> dict[str, Any]:
             raise RecordError(f"{where}: config.{group}={record['config'][group]!r}: wrong type")
     if record["status"] not in STATUSES:
         raise RecordError(f"{where}: status={record['status']!r}: one of {', '.join(STATUSES)}")
-    if record["status"] == "finished" and "loss_nats" not in (record["validation"] or {}):
+    if record["status"] == "finished" and (record["validation"] or {}).get("loss_nats") is None:
         raise RecordError(f"{where}: validation.loss_nats: is missing in a finished record")
     return record
 

@@ -247,6 +247,10 @@ def test_losses_that_are_none(tmp_path: Path, loss: object) -> None:
     [
         (lambda r: r["validation"].update(loss_nats="2.0"), "validation.loss_nats='2.0': wrong type"),
         (lambda r: r["validation"].clear(), "validation.loss_nats: is missing"),
+        (lambda r: r["validation"].update(loss_nats=True), "validation.loss_nats=True: wrong type"),
+        (lambda r: r["validation"].update(loss_nats=None), "validation.loss_nats: is missing"),
+        (lambda r: r["parameters"].update(total=True), "parameters.total=True: wrong type"),
+        (lambda r: r.update(tokens=True), "tokens=True: wrong type"),
         (lambda r: r["data"].update(fingerprint=[1]), "data.fingerprint=[1]: wrong type"),
         (lambda r: r["config"].update(runtime="x"), "config.runtime='x': wrong type"),
         (lambda r: r["config"].update(residual=["x"]), "config.residual=['x']: wrong type"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +25,12 @@ from attnres.evaluate import summarise
 from attnres.learner import Learner
 from attnres.lock import TrialBusy, TrialLock
 from attnres.metrics import METRICS_FILE, read_rows
-from attnres.record import read_record
+from attnres.record import RECORD_FILE, read_record
 from attnres.run_state import DIVERGENCE_MARGIN_NATS, RECENT_STEPS, Diverged, RunState
 from attnres.status import read_status
+from attnres.stop import Preempted
 from attnres.train import main, train
+from sweeps.state import read_state
 
 # The compiler of torch 2.13 imports parts of torch that torch has deprecated.
 TORCH_WARNS_OF_ITSELF = pytest.mark.filterwarnings("default")
@@ -189,6 +194,17 @@ def test_standard_error_and_bits_per_byte() -> None:
     assert summarise(np.array([1.0]), targets[:1]).standard_error is None
 
 
+def test_a_single_validation_window_has_no_standard_error(tmp_path: Path) -> None:
+    """Its record can be written: the training was not for nothing."""
+    trial, corpus = tiny_trial(
+        tmp_path, "data.validation_tokens=32", "data.interim_validation_tokens=32", steps=4
+    )
+    record = train(trial, corpus)
+    assert (record["status"], record["validation"]["windows"]) == ("finished", 1)
+    assert record["validation"]["standard_error"] is None
+    assert read_record(trial.folder / RECORD_FILE) == record
+
+
 def test_a_failure_is_recorded_and_does_not_block(tmp_path: Path) -> None:
     trial, corpus = tiny_trial(tmp_path)
     broken = dataclasses.replace(corpus, folder=tmp_path / "nowhere")
@@ -201,6 +217,35 @@ def test_a_failure_is_recorded_and_does_not_block(tmp_path: Path) -> None:
     assert status is not None and status["state"] == "failed"
     assert train(trial, corpus)["status"] == "finished"
     assert read_record(trial.folder / "record.json")["timing"]["attempts"] == 2
+
+
+def test_what_follows_a_failed_attempt_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch would leave a trial whose failure was its own as it is."""
+    trial, corpus = tiny_trial(tmp_path, steps=4)
+    step = Learner.step
+
+    def strike(self: Learner, number: int, *batch: Any) -> Any:
+        if read_state(trial.folder).attempts == 1:
+            raise ValueError("no luck")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, number, *batch)
+
+    monkeypatch.setattr(Learner, "step", strike)
+    with pytest.raises(ValueError, match="no luck"):
+        train(trial, corpus)
+    assert (read_state(trial.folder).state, read_state(trial.folder).origin) == ("failed", "own")
+    (trial.folder / ".record.json.1.tmp").touch()  # of a kill in the midst of writing
+    (trial.folder / ".checkpoint.pt.1.tmp").touch()
+    with pytest.raises(Preempted):
+        train(trial, corpus)
+    assert read_state(trial.folder).state == "preempted"
+    assert not list(trial.folder.glob(".*.tmp"))
+    monkeypatch.setattr(Learner, "step", step)
+    record = train(trial, corpus)
+    (trial.folder / "checkpoint.pt").touch()  # a kill between the record and the end
+    assert train(trial, corpus) == record and not (trial.folder / "checkpoint.pt").exists()
 
 
 def test_a_busy_trial_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from sweeps_support import Workplace
 
 from attnres.cli import run_command
-from attnres.errors import ConfigError
+from attnres.errors import ConfigError, RecordError
+from attnres.record import write_record
 from attnres.status import StatusFile, note_failure, read_status
 from sweeps import cancel, status
 from sweeps.calibration import known
@@ -126,6 +127,16 @@ def test_a_record_of_wrong_times(shared_workplace: Workplace, timing: dict[str, 
     path.mkdir()
     assert "record.json: cannot be read" in str(read_state(planned.trial.folder).reason)
     path.rmdir()
+
+
+def test_what_is_no_record_is_not_written(tmp_path: Path) -> None:
+    record = finished_record(tmp_path.name)
+    for wrong in ({"validation": {"loss_nats": float("nan")}}, {"timing": TIMES | {"attempts": True}}):
+        with pytest.raises((ValueError, RecordError)):
+            write_record(tmp_path, record | wrong)
+    assert not list(tmp_path.iterdir())
+    write_record(tmp_path, record)
+    assert read_state(tmp_path).state == "finished"
 
 
 def finished_record(trial: str) -> dict[str, object]:
