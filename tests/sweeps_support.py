@@ -183,3 +183,28 @@ def assert_trained_once(folder: Path) -> None:
     state = read_state(folder)
     assert (state.state, state.attempts) == ("finished", 1)
     assert (folder / "log.txt").read_text().count("step 1/") == 1
+
+
+TIMES = {"train_seconds": 1.0, "evaluation_seconds": 0.1, "wall_seconds": 2.0, "attempts": 1}
+
+
+def finished_record(trial: str) -> dict[str, object]:
+    """A record that follows the schema, of a trial that was never trained."""
+    mappings = ("config", "parameters", "forward_flops_per_token", "training_flops", "data", "environment")
+    numbers = ("seed", "tokens", "planned_tokens", "steps", "planned_steps")
+    texts = dict.fromkeys(("name", "study", "size", "rule"), "a")
+    return {
+        "schema": 1,
+        "trial_id": trial,
+        **texts,
+        "status": "finished",
+        "reason": None,
+        **{name: {} for name in mappings},
+        **dict.fromkeys(numbers, 0),
+        "schedule_complete": True,
+        "learning_rate": 0.1,
+        "validation": {"loss_nats": 2.0},
+        "evaluations": [],
+        "training": None,
+        "timing": TIMES,
+    }

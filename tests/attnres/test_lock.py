@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,17 @@ def test_a_child_program_does_not_keep_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_who_looks_keeps_nobody_from_the_trial(tmp_path: Path) -> None:
+    """A look holds the lock for an instant: others that look do not see it, who wants to train waits."""
+    with TrialLock(tmp_path):
+        pass
+    look = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    assert not is_locked(tmp_path)
+    ends = threading.Timer(0.1, os.close, (look,))
+    ends.start()
+    with TrialLock(tmp_path):
+        ends.join()
+        assert is_locked(tmp_path)

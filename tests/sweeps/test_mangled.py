@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sweeps_support import Workplace
+from sweeps_support import TIMES, Workplace, finished_record
 
 from attnres.cli import run_command
 from attnres.errors import ConfigError, RecordError
@@ -101,9 +101,6 @@ def test_a_status_with_too_little_or_nothing_that_can_be_read(
     folder.unlink()
 
 
-TIMES = {"train_seconds": 1.0, "evaluation_seconds": 0.1, "wall_seconds": 2.0, "attempts": 1}
-
-
 @pytest.mark.parametrize(
     "timing",
     [{"tokens_per_second": "a"}, {"train_seconds": []}, {"wall_seconds": float("nan")}, {"attempts": "1"}],
@@ -137,27 +134,6 @@ def test_what_is_no_record_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     write_record(tmp_path, record)
     assert read_state(tmp_path).state == "finished"
-
-
-def finished_record(trial: str) -> dict[str, object]:
-    mappings = ("config", "parameters", "forward_flops_per_token", "training_flops", "data", "environment")
-    numbers = ("seed", "tokens", "planned_tokens", "steps", "planned_steps")
-    texts = dict.fromkeys(("name", "study", "size", "rule"), "a")
-    return {
-        "schema": 1,
-        "trial_id": trial,
-        **texts,
-        "status": "finished",
-        "reason": None,
-        **{name: {} for name in mappings},
-        **dict.fromkeys(numbers, 0),
-        "schedule_complete": True,
-        "learning_rate": 0.1,
-        "validation": {"loss_nats": 2.0},
-        "evaluations": [],
-        "training": None,
-        "timing": TIMES,
-    }
 
 
 Edit = Callable[[dict[str, object]], object]
