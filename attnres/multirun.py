@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from attnres import cli
@@ -18,6 +20,7 @@ from attnres.cli import EXIT_USER_ERROR, reject_options
 from attnres.compose import config_dir, one_line
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
+from attnres.record import write_text_atomic
 from attnres.stop import EXIT_CANCELLED
 from attnres.wandb_key import hide
 from attnres.words import counted
@@ -50,6 +53,7 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
 
     def task(composed: Any) -> int:
         mapping: Any = OmegaConf.to_container(composed, resolve=True)
+        _hide_key(Path(mapping["runs_dir"]) / mapping["study_name"] / "multirun.yaml")
         code = _guarded(lambda: run(build_trial_config(mapping)))
         codes.append(code)
         if code in STOPPED:
@@ -86,6 +90,14 @@ def _refuse_duplicates(overrides: Sequence[str]) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(parsed.key_or_group, twice, "is given twice")
+
+
+def _hide_key(path: Path) -> None:
+    """Hydra has written the command line there, before the first trial."""
+    with suppress(FileNotFoundError):
+        text = path.read_text(encoding="utf-8")
+        if hide(text) != text:
+            write_text_atomic(path, text)
 
 
 def _guarded(trial: Callable[[], int]) -> int:

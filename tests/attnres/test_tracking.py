@@ -95,9 +95,16 @@ def test_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert has_key()
 
 
-def test_trials_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
-    """Four trials by -m; a mistake in two of them does not stop the others, which Hydra alone would do."""
-    done = run(tmp_path, "-m", "seed=0,1", "model.heads=2,3", "tracking.tags=[first,second]", steps=12)
+def test_trials_of_one_process_are_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four trials by -m; a mistake in two of them does not stop the others, which Hydra alone would do. A
+    key in the command line, which Hydra writes down, is in no file.
+    """
+    key = "fedcba9876543210" * 3
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    done = run(tmp_path, "-m", "seed=0,1", "model.heads=2,3", f"tracking.tags=[first,{key}]", steps=12)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert (tmp_path / "runs" / "single" / "multirun.yaml") in files
+    assert not [path for path in files if key.encode() in path.read_bytes()]
     assert done.returncode == 2
     assert "4 trials: 2 finished, 2 with a mistake in the settings" in done.stdout
     errors = [line for line in done.stderr.splitlines() if not line.startswith("packing")]

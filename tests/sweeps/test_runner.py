@@ -83,7 +83,8 @@ def run(
     executor, notes = Scripted(*attempts, queues=queues), Notes()
     runner = Runner(executor, notes, 4, max_retries=2, grace_seconds=1, policy=policy)
     runner._signs = SignsOfLife(0.2)
-    progress = runner.run(study.trials, lambda: 0)
+    ends = time.monotonic() + 10  # should it wait for ever
+    progress = runner.run(study.trials, lambda: int(time.monotonic() > ends))
     assert not executor.attempts
     notes.progress = progress
     return [read_state(p.trial.folder).state for p in study.trials], executor, notes
