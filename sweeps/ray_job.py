@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -18,6 +19,9 @@ def run_task(target: Target, trial: Trial, corpus: PackedCorpus, threads: int, f
 
     Cancelling the task interrupts this thread, which the trial takes for Ctrl-C: it saves and stops.
     """
+    # Ray interrupts by SIGINT, which its processes ignore if a shell has started them in the background.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     host = socket.gethostname()
     try:
         os.chdir(folder)  # runs_dir and data.path may be relative to where the launch was made
