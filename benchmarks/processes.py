@@ -3,7 +3,9 @@
 A small model is trained for --steps steps by `python -m attnres.train`, for each rule alone, then as
 replicas (ddp) and in shards (fsdp), at the same batch of 8 sequences, float32. Printed is the largest
 absolute difference over all rows of metrics.jsonl, which holds every step and every evaluation: of the loss
-in nats / of the gradient's norm. `--json F` writes the numbers too.
+in nats / of the gradient's norm. The second line of a rule is against one process that takes as many
+microbatches one after the other as there are processes: what is left is the order of the sums between them.
+`--json F` writes the numbers too.
 """
 
 from __future__ import annotations
@@ -64,20 +66,30 @@ def main() -> int:
     found = []
     print("| rule | " + " | ".join(f"{kind}, {count}" for kind, count in LAYOUTS) + " |")
     print("| --- |" + " --- |" * len(LAYOUTS), flush=True)
-    with tempfile.TemporaryDirectory(prefix="processes_") as name:
+    with tempfile.TemporaryDirectory(prefix="processes_") as root:
         for rule in options.rules.split(","):
-            words, folder = (f"residual={rule}",), Path(name) / rule
-            alone = train(folder / "alone", options.steps, *words)
-            cells = []
+            words, folder = (f"residual={rule}",), Path(root) / rule
+            # One process: all at once, and in microbatches.
+            alone = {
+                parts: train(
+                    folder / f"alone{parts}",
+                    options.steps,
+                    *words,
+                    f"runtime.microbatch_size={BATCH // parts}",
+                )
+                for parts in sorted({1, *(count for _, count in LAYOUTS)})
+            }
+            cells: dict[str, list[str]] = {rule: [], f"{rule}, microbatches": []}
             for kind, count in LAYOUTS:
                 how = (f"runtime={kind}", f"runtime.processes={count}")
                 there = train(folder / f"{kind}{count}", options.steps, *words, *how)
-                largest = differences(alone, there)
-                found.append(
-                    {"rule": rule, "parallel": kind, "processes": count, "rows": len(alone), **largest}
-                )
-                cells.append(" / ".join(f"{largest[column]:.0e}" for column in COLUMNS))
-            print(f"| {rule} | " + " | ".join(cells) + " |", flush=True)
+                for line, parts in zip(cells.values(), (1, count), strict=True):
+                    largest = differences(alone[parts], there)
+                    place = {"rule": rule, "parallel": kind, "processes": count, "microbatches_alone": parts}
+                    found.append({**place, "rows": len(there), **largest})
+                    line.append(" / ".join(f"{largest[column]:.0e}" for column in COLUMNS))
+            for name, line in cells.items():
+                print(f"| {name} | " + " | ".join(line) + " |", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

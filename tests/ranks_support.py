@@ -6,6 +6,7 @@ once, and the ranks train all the trials that they are given, one after the othe
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ from attnres.train import train
 from attnres.trial import resolve
 
 PRELOADED = ("attnres.learner", "attnres.checkpoint", "attnres.probes", "torch.distributed.fsdp")
-SECONDS = 300
+SECONDS = 100
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def _rank(rank: int, processes: int, legs: list[Leg], ports: list[int], log: Pat
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    faulthandler.dump_traceback_later(0.8 * SECONDS, file=handle)  # where it hangs, if it does
     for leg, port in zip(legs, ports, strict=True):
         place: dict[str, int | str] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -172,9 +172,11 @@ def test_two_processes_have_the_curve_and_weights_of_one(tmp_path: Path) -> None
 
     alone, shards = overrides("alone"), overrides("shards", "runtime=fsdp")
     replicas = overrides("replicas", "runtime=ddp", "runtime.microbatch_size=1")
+    halves, pair = overrides("halves", "runtime.microbatch_size=2"), overrides("pair", "runtime=ddp")
     train_leg(Leg(alone))
+    train_leg(Leg(halves))
     moved = [Leg(overrides("moved", f"runtime={kind}"), stop_after=3) for kind in ("fsdp", "ddp")]
-    train_in_ranks([Leg(shards), Leg(replicas), *moved], tmp_path)
+    train_in_ranks([Leg(shards), Leg(replicas), Leg(pair), *moved], tmp_path)
     train_leg(Leg(overrides("moved")))
     assert record(alone)["validation"]["windows"] == 33  # an odd share
     assert record(overrides("moved"))["timing"]["attempts"] == 3
@@ -188,6 +190,11 @@ def test_two_processes_have_the_curve_and_weights_of_one(tmp_path: Path) -> None
         assert largest_difference(alone, other, "grad_norm") < 1e-4
         for name, value in weights_of(other).items():
             torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
+    # Two gradients have one sum: replicas train bit for bit as one process does with the same microbatches.
+    assert largest_difference(halves, pair, "grad_norm") == 0
+    assert largest_difference(halves, pair) < 1e-6  # only the mean of the losses is taken in another order
+    halved = weights_of(halves)
+    assert all(torch.equal(value, halved[name]) for name, value in weights_of(pair).items())
 
 
 def weights_of(overrides: list[str]) -> dict[str, torch.Tensor]:
