@@ -25,7 +25,7 @@ from attnres.train import train
 from attnres.trial import resolve
 
 PRELOADED = ("attnres.learner", "attnres.checkpoint", "attnres.probes", "torch.distributed.fsdp")
-SECONDS = 100
+SECONDS = 300
 
 
 @dataclass(frozen=True)
