@@ -71,17 +71,27 @@ def finish(folder: Path, number: int = 0) -> int:
     return number
 
 
+def diverge(folder: Path) -> int:
+    ended = {"status": "diverged", "reason": "loss is nan", "validation": None}
+    write_record(folder, finished_record(folder.name) | ended)
+    return 3
+
+
 def fail(folder: Path) -> int:
     StatusFile(folder, 40).end("failed", "no luck", "own")
     return 1
 
 
 def run(
-    study: Study, *attempts: Attempt, policy: FailurePolicy | None = None, queues: bool = False
+    study: Study,
+    *attempts: Attempt,
+    policy: FailurePolicy | None = None,
+    queues: bool = False,
+    workers: int = 4,
 ) -> tuple[list[str], Scripted, Notes]:
     """States of all trials, afterwards; each attempt was made."""
     executor, notes = Scripted(*attempts, queues=queues), Notes()
-    runner = Runner(executor, notes, 4, max_retries=2, grace_seconds=1, policy=policy)
+    runner = Runner(executor, notes, workers, max_retries=2, grace_seconds=1, policy=policy)
     runner._signs = SignsOfLife(0.2)
     ends = time.monotonic() + 10  # should it wait for ever
     progress = runner.run(study.trials, lambda: int(time.monotonic() > ends))
@@ -126,6 +136,29 @@ def test_a_record_outweighs_the_exit_code(one: Study) -> None:
         states, _, notes = run(one, lambda folder, number=number: finish(folder, number))  # type: ignore[misc]
         assert states == ["finished"] and notes.progress.count("finished") == 1
         (one.trials[0].trial.folder / "record.json").unlink()
+
+
+def test_exit_code_0_without_a_record_is_a_failure_from_outside(one: Study) -> None:
+    states, _, _ = run(one, code(0))
+    found = read_state(one.trials[0].trial.folder)
+    assert states == ["failed"] and found.origin == "outside"
+    assert "without a finished record" in str(found.reason)
+    assert run(one, finish)[0] == ["finished"]
+
+
+def test_what_has_ended_is_not_run_again(three: Study) -> None:
+    for _ in range(2):
+        states, _, _ = run(three, *([] if three.folder.exists() else [finish, diverge, finish]))
+        assert states == ["finished", "diverged", "finished"]
+
+
+def test_failures_of_earlier_launches_and_diverged_trials_do_not_count(three: Study) -> None:
+    first = FailurePolicy(on_failure="stop")
+    assert run(three, fail, policy=first, workers=1)[0] == ["failed", "pending", "pending"]
+    for policy in (FailurePolicy(max_failures=1), first):
+        for planned in three.trials[1:]:
+            (planned.trial.folder / "record.json").unlink(missing_ok=True)
+        assert run(three, diverge, finish, policy=policy, workers=1)[0] == ["failed", "diverged", "finished"]
 
 
 def test_whoever_finds_it_taken_has_used_up_no_retry(one: Study) -> None:
