@@ -19,6 +19,11 @@ from attnres.trial import Trial
 
 FORMAT = 2
 DIGEST_BYTES = 32  # SHA-256 of the rest of the file: torch itself reads a flipped bit as another weight
+# What torch raises for a foreign or unsafe file.
+_UNREADABLE = (
+    *(RuntimeError, EOFError, ValueError, KeyError, IndexError, pickle.UnpicklingError),
+    *(TypeError, AttributeError),  # what it allows to be called, with arguments that this does not take
+)
 
 
 class Checkpoints:
@@ -59,8 +64,7 @@ class Checkpoints:
             return None
         try:
             state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        # What torch raises for a foreign or unsafe file.
-        except (RuntimeError, EOFError, ValueError, KeyError, IndexError, pickle.UnpicklingError) as error:
+        except _UNREADABLE as error:
             self._set_aside(str(error))
             return None
         if not isinstance(state, dict) or state.get("format") != FORMAT or "trial_id" not in state:

@@ -34,6 +34,13 @@ class Unsafe:
         return Path.touch, (Path("was_run"),)
 
 
+class Odd:
+    """What torch allows to be called, with arguments that it does not take."""
+
+    def __reduce__(self) -> tuple[type[set[int]], tuple[int, int]]:
+        return set, (1, 2)
+
+
 def signed(content: bytes) -> bytes:
     """As `Checkpoints` writes it: what is wrong with this content is not a bit that the disk has lost."""
     return hashlib.sha256(content).digest() + content
@@ -50,7 +57,9 @@ def test_no_flipped_bit_is_read_as_another_weight(tmp_path: Path) -> None:
     assert checkpoints.load() is not None
 
 
-@pytest.mark.parametrize("damage", ["torn", "garbage", "empty", "one byte", "unsafe", "foreign", "older"])
+@pytest.mark.parametrize(
+    "damage", ["torn", "garbage", "empty", "one byte", "unsafe", "foreign", "older", "odd"]
+)
 def test_damage_is_moved_aside(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +78,7 @@ def test_damage_is_moved_aside(
         "one byte": b"a",
         "foreign": signed(foreign.getvalue()),
         "older": signed(older.getvalue()),
+        "odd": signed(pickle.dumps(Odd(), protocol=2)),
         "unsafe": signed(pickle.dumps(Unsafe(), protocol=2)),
     }[damage]
     checkpoints.path.write_bytes(content)

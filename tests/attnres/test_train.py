@@ -27,7 +27,7 @@ from attnres.lock import TrialBusy, TrialLock
 from attnres.metrics import METRICS_FILE, read_rows
 from attnres.record import RECORD_FILE, read_record
 from attnres.run_state import DIVERGENCE_MARGIN_NATS, RECENT_STEPS, Diverged, RunState
-from attnres.status import read_status
+from attnres.status import StatusFile, read_status
 from attnres.stop import Preempted
 from attnres.train import main, train
 from sweeps.state import read_state
@@ -229,6 +229,7 @@ def test_what_follows_a_failed_attempt_is_not_taken_for_it(
     def strike(self: Learner, number: int, *batch: Any) -> Any:
         if read_state(trial.folder).attempts == 1:
             raise ValueError("no luck")
+        assert (read_status(trial.folder) or {})["saved_step"] is None  # it had none to go on from
         os.kill(os.getpid(), signal.SIGTERM)
         return step(self, number, *batch)
 
@@ -236,6 +237,7 @@ def test_what_follows_a_failed_attempt_is_not_taken_for_it(
     with pytest.raises(ValueError, match="no luck"):
         train(trial, corpus)
     assert (read_state(trial.folder).state, read_state(trial.folder).origin) == ("failed", "own")
+    StatusFile(trial.folder, trial.steps, new_attempt=False).saved(3)  # of a checkpoint that is gone
     (trial.folder / ".record.json.1.tmp").touch()  # of a kill in the midst of writing
     (trial.folder / ".checkpoint.pt.1.tmp").touch()
     with pytest.raises(Preempted):

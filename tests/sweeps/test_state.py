@@ -73,7 +73,10 @@ def test_a_fresh_heartbeat_of_a_machine_whose_locks_are_not_seen_is_running(tmp_
     state = read_state(tmp_path)
     assert (state.state, state.locked, state.at_work) == ("running", False, True)
     assert "whose locks are not seen here" in (state.reason or "")
-    write_status(tmp_path, heartbeat=time.time() - 500, boot_id="of another machine")
+    # Its uptime says nothing here.
+    write_status(tmp_path, heartbeat=time.time(), boot_id="of another machine", uptime_seconds=0.0)
+    assert read_state(tmp_path).state == "running"
+    write_status(tmp_path, heartbeat=time.time() - 500, boot_id="of another machine", uptime_seconds=1e9)
     assert read_state(tmp_path).state == "stale"
     # The lock tells for sure between processes of one machine, however fresh the heartbeat.
     write_status(tmp_path, heartbeat=time.time(), boot_id=boot_id(), uptime_seconds=uptime_seconds())
