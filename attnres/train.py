@@ -313,4 +313,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(main))
+    code = run_command(main)
+    if launched.inside_torchrun():
+        launched.leave(code)
+    raise SystemExit(code)

@@ -5,13 +5,16 @@ Torch-free.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from attnres.config import RuntimeConfig
 from attnres.errors import ConfigError
@@ -72,6 +75,19 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         threading.Thread(target=_watch, args=(expected,), daemon=True).start()
     if os.getppid() != expected:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with what it has registered for its end, but without the destructors of C++ libraries.
+
+    Seen on a busy machine, after the trial had ended well: torch's threads and its destructors race, the
+    process aborts ("terminate called without an active exception"), and torchrun takes that for a failure.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 def _watch(parent_pid: int) -> None:

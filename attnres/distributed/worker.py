@@ -52,4 +52,4 @@ def _train(folder: Path) -> tuple[dict[str, Any] | None, int]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    launched.leave(main())

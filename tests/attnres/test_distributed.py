@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,3 +202,18 @@ def test_two_processes_have_the_curve_and_weights_of_one(tmp_path: Path) -> None
 def weights_of(overrides: list[str]) -> dict[str, torch.Tensor]:
     file = the_trial(overrides).folder / "weights.pt"
     return dict(torch.load(file, weights_only=True)["model"])
+
+
+def test_a_process_ends_without_the_destructors_of_libraries() -> None:
+    """What Python has registered for its end is run, and its output is whole; what C++ has is left out."""
+    code = """
+import atexit, ctypes, sys
+from attnres.distributed.launched import leave
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.abort, None, None)  # as a destructor that goes wrong
+atexit.register(print, "registered")
+print("said")
+leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\nregistered\n", "")
