@@ -23,7 +23,7 @@ from attnres.metrics import METRICS_FILE, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = (
-    "prenorm", "attnres_full", "attnres_block", "attnres_window", "mhc", "hyper_connections", "denseformer",
+    "prenorm", "attnres_full", "attnres_block residual.num_blocks=4", "attnres_window residual.window=2", "mhc", "hyper_connections", "denseformer",
 )  # fmt: skip
 LAYOUTS = (("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4))
 BATCH, CONTEXT = 8, 64
@@ -60,7 +60,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=40, help="of each trial (default 40)")
-    parser.add_argument("--rules", default=",".join(RULES), help="comma-separated")
+    parser.add_argument(
+        "--rules", default=",".join(RULES), help="comma-separated, each with its options after blanks"
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="also write the numbers to F")
     options = parser.parse_args()
     found = []
@@ -68,7 +70,7 @@ def main() -> int:
     print("| --- |" + " --- |" * len(LAYOUTS), flush=True)
     with tempfile.TemporaryDirectory(prefix="processes_") as root:
         for rule in options.rules.split(","):
-            words, folder = (f"residual={rule}",), Path(root) / rule
+            words, folder = f"residual={rule}".split(), Path(root) / rule.partition(" ")[0]
             # One process: all at once, and in microbatches.
             alone = {
                 parts: train(
