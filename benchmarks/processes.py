@@ -23,7 +23,8 @@ from attnres.metrics import METRICS_FILE, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = (
-    "prenorm", "attnres_full", "attnres_block residual.num_blocks=4", "attnres_window residual.window=2", "mhc", "hyper_connections", "denseformer",
+    "prenorm", "attnres_full", "attnres_block residual.num_blocks=4", "attnres_window residual.window=2",
+    "mhc", "hyper_connections", "denseformer",
 )  # fmt: skip
 LAYOUTS = (("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4))
 BATCH, CONTEXT = 8, 64
