@@ -93,7 +93,7 @@ def compose_mapping(
     except UnicodeDecodeError as error:
         raise UserError(f"a YAML file of {' '.join(overrides)} is not UTF-8 text ({error.reason})") from error
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(one_line(error, overrides)) from error
+        raise user_error(error, overrides) from error
     assert isinstance(mapping, dict)
     return {str(key): value for key, value in mapping.items()}
 
@@ -135,10 +135,10 @@ def _check_override(override: str, options: Mapping[str, Sequence[str]], extra_d
         # A study's folder in runs_dir does not have the study's file.
         own = "; your own files need --config-dir DIR" if key == "study" and not extra_dir else ""
         raise ConfigError(key, value, f"{hint}one of {', '.join(options[key])}{own}")
-    _check_grammar(override, key, value)
+    _check_grammar(override, key, value, key in options)
 
 
-def _check_grammar(override: str, key: str, value: str) -> None:
+def _check_grammar(override: str, key: str, value: str, is_group: bool) -> None:
     """Hydra reads values by its own grammar: lists in [], sweeps by commas, quotes for special characters."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -151,6 +151,8 @@ def _check_grammar(override: str, key: str, value: str) -> None:
         ) from None
     if parsed.is_sweep_override():
         raise ConfigError(key, value, "several values: add -m to run each, or write a list as [1,2]")
+    if is_group and not isinstance(parsed.value(), (str, list, type(None))):
+        raise ConfigError(key, value, "reads as a number or as true or false; give its file another name")
 
 
 def _hint(field: str) -> str:
@@ -168,13 +170,17 @@ def _hint(field: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def one_line(error: Exception, overrides: Sequence[str]) -> str:
+def user_error(error: Exception, overrides: Sequence[str]) -> UserError:
     """Hydra's many-line message -> one line that names the field and, where the user gave it, the value."""
     text = re.sub(r"\s+", " ", str(error)).strip()
     given = dict(override.partition("=")[::2] for override in overrides)
     if unknown := re.search(r"Could not override '([^']+)'", text):
         field = unknown.group(1)
-        return f"{field}={given.get(field, '')}: unknown key{_hint(field)}"
+        return ConfigError(field, given.get(field, ""), f"unknown key{_hint(field)}")
+    return UserError(_one_line(text, given))
+
+
+def _one_line(text: str, given: Mapping[str, str]) -> str:
     if missing := re.search(r"Missing mandatory value: .*full_key: (\S+)", text):
         return f"{missing.group(1)}: is missing; give {missing.group(1)}=..."
     if bad := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):

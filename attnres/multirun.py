@@ -1,8 +1,9 @@
 """`-m` and Hydra's other flags: the same trials through Hydra's own command line. Torch-free.
 
 Hydra hands the composed configuration to the task; from there on it is the ordinary path. Its basic launcher
-ends a sweep at the first exception, so the task keeps none: each trial's exit code is noted, and only a stop
-signal ends the sweep. For grids that matter use `python -m sweeps.launch`.
+ends a sweep at the first exception, so all trials are composed before the first begins, and the task keeps no
+exception: each trial's exit code is noted, and only a stop signal ends the sweep. For grids that matter use
+`python -m sweeps.launch`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from attnres import cli
-from attnres.cli import EXIT_USER_ERROR, reject_options
-from attnres.compose import config_dir, one_line
+from attnres.cli import EXIT_USER_ERROR, reject_options, take_option
+from attnres.compose import Composed, compose_mapping, config_dir, user_error
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
 from attnres.record import write_text_atomic
@@ -30,6 +31,7 @@ FLAGS = (
     "--hydra-help --version --experimental-rerun -cn --config-name -r --run"
 ).split()
 ALSO_ALLOWED = "--config-dir -cd --config-path -cp".split()
+OTHER_ROOT = "-cp --config-path -cn --config-name".split()  # of these Hydra alone knows what they compose
 STOPPED = (130, 143, EXIT_CANCELLED)
 
 
@@ -49,6 +51,8 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
     overrides = [word for word in argv if "=" in word and not word.startswith("-")]
     flags = [word for word in argv if word not in overrides]
     _refuse_duplicates(overrides)
+    if {"-m", "--multirun"} & set(flags) and not any(word.partition("=")[0] in OTHER_ROOT for word in argv):
+        _compose_each(overrides, _extra_dir(argv))
     codes: list[int] = []
 
     def task(composed: Any) -> int:
@@ -66,7 +70,7 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="trial")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(one_line(error, overrides)) from error
+        raise user_error(error, overrides) from error
     finally:
         sys.argv = before[0]
         if before[1] is None:
@@ -77,16 +81,24 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
 
 
 def _refuse_duplicates(overrides: Sequence[str]) -> None:
-    """Hydra takes `seed=0,0` for two trials; they would be one."""
+    """Hydra takes `seed=0,0` for two trials; they would be one. Of `seed=0 seed=1` it takes the last."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
+    given: dict[str, str] = {}
     for override in overrides:
+        key, _, value = override.partition("=")
+        if key in given:
+            raise ConfigError(key, value, f"is given twice, also as {key}={given[key]}")
+        given[key] = value
         try:
             parsed = OverridesParser.create().parse_override(override)
+            if isinstance(parsed.value(), Glob):
+                raise ConfigError(key, value, "write the names themselves, with commas between")
             values = list(parsed.sweep_string_iterator()) if parsed.is_discrete_sweep() else []
         except HydraException as error:
-            raise UserError(one_line(error, overrides)) from error
+            raise user_error(error, overrides) from error
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(parsed.key_or_group, twice, "is given twice")
@@ -98,6 +110,34 @@ def _hide_key(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if hide(text) != text:
             write_text_atomic(path, text)
+
+
+def _compose_each(overrides: Sequence[str], extra_dir: str | None) -> None:
+    """Compose each trial before the first begins. Hydra does so when its turn comes, and then ends."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    ours = [word for word in overrides if not word.startswith(("hydra.", "hydra/", "+hydra", "~"))]
+    try:
+        parsed = OverridesParser.create().parse_overrides(ours)
+        (batch,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    except HydraException as error:
+        raise user_error(error, overrides) from error
+    composed: Composed = {}
+    for words in batch:
+        try:
+            compose_mapping("trial", words, extra_dir, composed)
+        except ConfigError as error:
+            if error.why.startswith("unknown key"):  # then all its values are wrong
+                given = dict(word.partition("=")[::2] for word in overrides)
+                raise ConfigError(error.field, given[error.field], error.why) from None
+            raise
+
+
+def _extra_dir(argv: Sequence[str]) -> str | None:
+    words = [f"--config-dir{word[3:]}" if word.partition("=")[0] == "-cd" else word for word in argv]
+    return take_option(words, "--config-dir")
 
 
 def _guarded(trial: Callable[[], int]) -> int:

@@ -329,6 +329,25 @@ def test_a_value_given_twice_to_a_multirun_is_refused(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "error: residual=prenorm: is given twice\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=cpu_50k,nosuch,cpu_100k"], "model=nosuch: one of cpu_100k"),
+        (["residual=attnres_block,prenorm", "residual.num_blocks=4"], "residual.num_blocks=4: unknown key"),
+        (["seed=0,1", "seed=2"], "seed=2: is given twice, also as seed=0,1"),
+        (["model=1.5,cpu_50k"], "model=1.5: one of cpu_100k"),
+        (["residual=glob(pre*)"], "residual=glob(pre*): write the names themselves"),
+    ],
+)
+def test_a_grid_with_a_trial_that_cannot_be_composed_trains_none(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(main, ["-m", *arguments, f"runs_dir={tmp_path / 'runs'}", "tracking=none"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_short_run_that_ends_above_its_start_has_diverged(tmp_path: Path) -> None:
     trial, corpus = tiny_trial(tmp_path, "optim.learning_rate=1000", "optim.grad_clip=null")
     assert trial.steps < RECENT_STEPS
