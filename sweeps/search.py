@@ -26,6 +26,7 @@ from sweeps.launch import heeded, launch
 from sweeps.live import Watch, open_screen
 from sweeps.plan import GROUPS, say
 from sweeps.runner import Interrupts
+from sweeps.search_check import check_space
 from sweeps.search_config import SearchConfig, load_search
 from sweeps.search_journal import Journal, Suggestion, Told, open_journals
 from sweeps.search_output import print_search, rates_of_search, search_json, write_search
@@ -143,6 +144,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"{search.folder}: {why}")
         journals = search.open(alone=False)
     else:
+        check_space(search.config.space, search.study.trials[0], config_dir)
         journals, code = run(search, retry_failed)
     found = search_json(search.study, search.config, journals, search.trials_of)
     if as_json:
@@ -188,7 +190,10 @@ def _rounds(search: Search, journals: Mapping[str, Journal], retry_failed: bool)
         trials, wrong = _round_trials(search, journals, asked)
         failed = failed or wrong
         if not any(asked.values()):
-            return 1 if failed else 0
+            before = any(
+                one.told == "failed" for journal in journals.values() for one in journal.suggestions()
+            )
+            return 1 if failed or before else 0
         if trials:
             stopped = _train(search, journals, trials, retry_failed)
             told = [
@@ -218,13 +223,15 @@ def _pairs(
 
 
 def _ask(search: Search, journal: Journal) -> list[Suggestion]:
-    """What an earlier call asked and did not come to tell, and the rest of its round; else the next ones."""
+    """What an earlier call asked and did not come to tell, and the rest of its round; else the next ones.
+
+    Rounds end at multiples of the batch, also after one that was cut short, as fewer trials were wanted.
+    """
     known = journal.suggestions()
     left, batch = max(0, search.config.trials - len(known)), search.batch
     if waiting := [one for one in known if one.told == "running"]:
-        # A call that was killed while it asked: the round is as long as it would have been.
         return [*waiting, *journal.ask(min(-len(known) % batch, left))]
-    return journal.ask(min(batch, left))
+    return journal.ask(min(batch - len(known) % batch, left))
 
 
 def _round_trials(

@@ -125,8 +125,10 @@ def open_journals(
     lock: Any = _Held()
     try:
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); move it away to search anew") from None
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        # Whatever Optuna trips over in a line that is none of its own: it checks none of them.
+        why = f"cannot be read ({type(error).__name__}: {error}); move it away to search anew"
+        raise UserError(f"{path}: {why}; what is trained stays") from None
     space = {key: vars(values) for key, values in search.space.items()}
     there, journals = optuna.get_all_study_names(storage), {}
     for cell, ids in cells.items():
@@ -141,9 +143,8 @@ def open_journals(
         if before is None:
             study.set_user_attr("made_with", made_with)
         elif before != made_with:
-            what = (
-                "another space" if before["trials"] == made_with["trials"] else "other settings of its trials"
-            )
+            same = isinstance(before, dict) and before.get("trials") == made_with["trials"]
+            what = "another space" if same else "other settings of its trials"
             why = f"{path} has suggestions for {cell} made with {what}; give search.name=... another name"
             raise ConfigError("search.name", search.name, why)
         journals[cell] = Journal(study, search)
@@ -151,13 +152,27 @@ def open_journals(
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A process that was killed while it wrote leaves the start of a line; the next would be glued to it."""
+    """A process that was killed while it wrote leaves the start of a line; the next would be glued to it.
+
+    So is a last line that says nothing: Optuna passes over it only while none follows.
+    """
     with suppress(FileNotFoundError), open(path, "r+b") as file:
         text = file.read()
-        if text and not text.endswith(b"\n"):
-            file.truncate(text.rfind(b"\n") + 1)
+        whole = text[: text.rfind(b"\n") + 1]
+        while whole and not _is_json(whole[whole.rfind(b"\n", 0, -1) + 1 :]):
+            whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
+        if len(whole) < len(text):
+            file.truncate(len(whole))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _distribution(values: Range | Choices) -> Any:

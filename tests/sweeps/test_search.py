@@ -18,7 +18,8 @@ from attnres.lock import TrialLock
 from sweeps import search
 from sweeps.state import TrialState, read_state
 
-SET_PARAM = 5  # Optuna's number for the line of its journal that holds a suggested value
+# Optuna's numbers for the lines of its journal: a suggestion, a suggested value, an answer.
+CREATE_TRIAL, SET_PARAM, SET_STATE = 4, 5, 6
 SPACE = "name: rate\nspace:\n  optim.learning_rate: {low: 1.0e-3, high: 1.0, log: true}\n"
 MORE = """
 name: more
@@ -145,6 +146,81 @@ def test_a_search_killed_while_it_asked_asks_what_it_would_have_asked(
         assert values(cell) == values(expected)
 
 
+def rounds(lines: list[bytes]) -> list[int]:
+    """How many suggestions were asked before the next answer, in the order of a journal."""
+    lengths, asked = [], 0
+    for code in (json.loads(line)["op_code"] for line in lines):
+        asked += code == CREATE_TRIAL
+        if code == SET_STATE and asked:
+            lengths.append(asked)
+            asked = 0
+    return lengths
+
+
+def test_a_larger_search_killed_while_it_asked_has_the_rounds_that_it_would_have_had(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search.batch=3", "search.sampler=random", "study.rules=[prenorm]")
+    journal = place.runs / "tiny-rate/search/journal.log"
+    assert run_command(search.main, words(place, *more, "search.trials=4")) == 0  # its second round is short
+    first = len(journal.read_bytes().splitlines())
+    assert run_command(search.main, words(place, *more, "search.trials=9")) == 0
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert rounds(lines) == [3, 1, 2, 3]
+    (at, *_) = (at for at in range(first, len(lines)) if json.loads(lines[at])["op_code"] == SET_PARAM)
+    journal.write_bytes(b"".join(lines[: at + 1]))
+    assert run_command(search.main, words(place, *more, "search.trials=9")) == 0
+    assert rounds(journal.read_bytes().splitlines()) == [3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "null", '"x"', '{"op_code": 99}', '{"op_code": 2, "study_id": 0, "user_attr": 3}']
+)
+def test_a_line_that_is_none_of_optunas_is_one_line_of_ours(
+    place: Workplace, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search.trials=1", "study.rules=[prenorm]")
+    assert run_command(search.main, words(place, *more)) == 0
+    with open(place.runs / "tiny-rate/search/journal.log", "a") as file:
+        file.write(line + "\n")
+    for option in ([], ["--show"]):
+        capsys.readouterr()
+        assert run_command(search.main, [*words(place, *more), *option]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "journal.log: cannot be read" in error and "move it away" in error
+
+
+def test_a_last_line_without_sense_is_not_in_the_way_of_the_next(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    more = ("search.batch=1", "study.rules=[prenorm]")
+    assert run_command(search.main, words(place, *more, "search.trials=2")) == 0
+    for garbage in (b"\0\0\0\n", b"half a li\n{"):
+        with open(place.runs / "tiny-rate/search/journal.log", "ab") as file:
+            file.write(garbage)
+    assert run_command(search.main, words(place, *more, "search.trials=4")) == 0
+    (cell,) = found(place, capsys, *more)["cells"]
+    assert [one["state"] for one in cell["suggestions"]] == ["finished"] * 4
+
+
+def test_a_key_of_another_choice_of_its_group_ends_no_search(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    both = "optim: {choices: [adamw, muon]}\n  optim.ns_steps: {low: 4, high: 5}"
+    write(place.configs / "search/both.yaml", f"name: both\nsampler: random\nspace:\n  {both}\n")
+    more = ("search=both", "study.rules=[prenorm]", "search.trials=8")
+    assert run_command(search.main, words(place, *more)) == 1
+    assert run_command(search.main, words(place, *more)) == 1  # some failed, and that is still so
+    (cell,) = found(place, capsys, *more)["cells"]
+    assert cell["asked"] == 8
+    for one in cell["suggestions"]:
+        assert one["state"] == ("finished" if one["values"]["optim"] == "muon" else "failed")
+
+
 @pytest.mark.slow
 def test_what_diverged_and_what_failed(
     place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -252,6 +328,12 @@ def test_a_journal_belongs_to_its_settings(
         (["search=bad_range"], "a range needs 0 < low < high"),
         (["search=bad_text"], "low and high must be numbers"),
         (["search=bad_kind"], "write {low: A, high: B, log: true} or {choices: [A, B]}"),
+        (["search=bad_name"], "search.space.optim.beta3=0.9: unknown key; did you mean optim.beta"),
+        (["search=bad_end"], "search.space.optim.learning_rate=-0.5: must be positive"),
+        (["search=bad_choice"], "search.space.optim.beta2=abc: must be a number"),
+        (["search=bad_group"], "search.space.schedule=linear: one of cosine, wsd"),
+        (["search=bad_other"], "search.space.optim.ns_steps=4: unknown key; another choice of optim has it"),
+        (["search=1.5"], "search=1.5: reads as a number"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -262,6 +344,12 @@ def test_mistakes_are_one_line(
         "bad_range": "optim.learning_rate: {low: 0, high: 1, log: true}",
         "bad_text": "optim.learning_rate: {low: a, high: 1}",
         "bad_kind": "optim.learning_rate: [1, 2]",
+        "bad_name": "optim.beta3: {low: 0.9, high: 0.95}",
+        "bad_end": "optim.learning_rate: {low: -0.5, high: 1}",
+        "bad_choice": "optim.beta2: {choices: [0.9, abc]}",
+        "bad_group": "schedule: {choices: [cosine, linear]}",
+        "bad_other": "optim.ns_steps: {low: 4, high: 5}",
+        "1.5": "optim.beta2: {low: 0.9, high: 0.95}",
     }.items():
         write(place.configs / f"search/{name}.yaml", f"name: {name}\nspace:\n  {space}\n")
     assert run_command(search.main, words(place, *more)) == 2
