@@ -109,7 +109,10 @@ def calibrate(
     def measure(planned: PlannedTrial) -> Calibration:
         calibration = _measure(planned, config_dir, children)
         path = _path(planned, side_by_side)
-        write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
+        try:
+            write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
+        except OSError as error:  # the plan is worth more than its cache
+            say(f"warning: {path}: {error.strerror}: the time of {planned.cell} is not kept")
         return calibration
 
     children = Children()

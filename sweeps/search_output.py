@@ -12,6 +12,7 @@ from typing import Any
 from attnres.errors import ConfigError
 from attnres.rates_file import Choice, Optimum, Refusal, write_rates_file
 from attnres.record import write_text_atomic
+from attnres.words import counted
 from sweeps.search_config import Choices, SearchConfig
 from sweeps.search_journal import Journal, Suggestion
 from sweeps.study import PlannedTrial, Study
@@ -129,7 +130,7 @@ def rates_of_search(
     lines = [f"refused: {one.size} {one.rule}: {one.why}" for one in refused]
     return [
         *lines,
-        f"rates: {choice.target.path} ({len(optima)} rates; use: {choice.target.usage})",
+        f"rates: {choice.target.path} ({counted(len(optima), 'rate')}; use: {choice.target.usage})",
     ], not refused
 
 

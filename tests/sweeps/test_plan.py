@@ -79,6 +79,19 @@ def test_a_torn_calibration_is_not_used(workplace: Workplace) -> None:
     assert "tiny_a prenorm" not in calibration.known(study)
 
 
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, said = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]"), list[str]()
+    folder = calibration._path(study.trials[0], 1).parent
+    folder.write_text("a file where a folder should be")
+    timed = Calibration(0.25, 0.5, 2.0, 400_000_000)
+    monkeypatch.setattr(calibration, "_measure", lambda *_: timed)
+    assert calibration.calibrate(study, said.append) == {"tiny_a prenorm": timed}
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert str(folder) in warning and "the time of tiny_a prenorm is not kept" in warning
+
+
 def test_calibration_is_of_a_shape_on_a_machine(workplace: Workplace) -> None:
     one = workplace.study("study.sizes=[tiny_a]", "optim.beta2=0.9", "budget.tokens=640").trials
     same = workplace.study("study.sizes=[tiny_a]", "study.seeds=[5]").trials
