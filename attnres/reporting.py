@@ -5,6 +5,7 @@ Torch-free.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ class Reporter:
         self, trial: Trial, state: RunState, status: StatusFile, resume: Mapping[str, Any] | None
     ) -> None:
         self.trial, self.state, self.status = trial, state, status
-        self.tracking = Tracking(trial, trial.folder, status.attempts, resume)
+        opening = partial(state.clock.measure, "startup")  # whenever it comes, it is no training
+        self.tracking = Tracking(trial, trial.folder, status.attempts, resume, opening)
         self.view = open_progress(trial.config.runtime.progress, trial.name, trial.steps)
         # What W&B is told at the end: a summary and an exit code. It is that of a failure until there is a
         # record.

@@ -39,14 +39,18 @@ class Clock:
         self.step_seconds: list[float] = []
         self._wall_before = 0.0
         self._started = time.monotonic()
+        self._inside = 0.0  # seconds of other activities within the present one
 
     @contextmanager
     def measure(self, activity: Activity) -> Iterator[None]:
-        start = time.perf_counter()
+        """Count the seconds of a block. What is measured within it counts once, as what it is."""
+        start, before, self._inside = time.perf_counter(), self._inside, 0.0
         try:
             yield
         finally:
-            self.seconds[activity] += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.seconds[activity] += seconds - self._inside
+            self._inside = before + seconds
 
     @contextmanager
     def measure_step(self) -> Iterator[None]:

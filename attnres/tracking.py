@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,17 @@ FINISH_TIMEOUT_SECONDS = 120.0  # an upload that hangs at the end must not hold 
 class Tracking:
     """metrics.jsonl and the W&B run of one attempt at a trial."""
 
-    def __init__(self, trial: Trial, folder: Path, attempt: int, resume: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        folder: Path,
+        attempt: int,
+        resume: Mapping[str, Any] | None,
+        opening: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`opening` is entered while the W&B run is opened, be it in the midst of training: it times it."""
         self.metrics = MetricsFile(folder, resume)
+        self._opening = opening
         self._folder = folder
         self._steps = {row["step"] for row in self.metrics.rows()}  # of earlier attempts
         self._open = partial(open_wandb, trial, folder, attempt)
@@ -65,7 +75,8 @@ class Tracking:
         if self._waiting is None or (is_starting() and not wait):
             return
         waiting, self._waiting = self._waiting, None
-        self._wandb = self._open()
+        with self._opening():
+            self._wandb = self._open()
         for row in waiting:
             if self._wandb:
                 self._wandb.log(row)

@@ -18,7 +18,7 @@ import pytest
 from tiny_trial import tiny_overrides, tiny_trial
 
 from analysis.wandb_offline import read_folder
-from attnres import learner, wandb_service
+from attnres import learner, tracking, wandb_service
 from attnres.errors import UserError
 from attnres.lock import TrialLock
 from attnres.metrics import METRICS_FILE, read_rows
@@ -158,9 +158,11 @@ def test_its_process_starts_while_the_model_is_built(
 def test_the_training_does_not_wait_for_it_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W&B's process is held up until three steps are trained; its run still has the rows of all of them."""
-    third, waited = threading.Event(), []
-    set_up, step = wandb_service.set_up, learner.Learner.step
+    """W&B's process is held up until three steps are trained; its run still has the rows of all of them. The
+    time that it takes to open the run then is none of the training's.
+    """
+    third, waited, opened_at = threading.Event(), [], []
+    set_up, step, open_run = wandb_service.set_up, learner.Learner.step, tracking.open_wandb
 
     def held(folder: Path, mode: str) -> Path:
         if threading.current_thread() is not threading.main_thread():
@@ -172,11 +174,18 @@ def test_the_training_does_not_wait_for_it_and_no_row_is_lost(
             third.set()
         return step(self, number, *batch)
 
+    def slowly(*arguments: Any) -> tracking.WandbRun | None:
+        opened_at.append(len(read_rows(trial.folder / METRICS_FILE)))
+        time.sleep(0.5)
+        return open_run(*arguments)
+
     monkeypatch.setattr(wandb_service, "set_up", held)
     monkeypatch.setattr(learner.Learner, "step", counted)
+    monkeypatch.setattr(tracking, "open_wandb", slowly)
     trial, corpus = tiny_trial(tmp_path, "tracking=wandb_offline", "runtime.log_every_steps=1", steps=6)
-    assert train(trial, corpus)["status"] == "finished"
-    assert waited == [True]
+    record = train(trial, corpus)
+    assert (record["status"], waited) == ("finished", [True])
+    assert opened_at[0] >= 2 and record["timing"]["startup_seconds"] >= 0.5
     (logged,) = read_folder(trial.folder)
     rows = read_rows(trial.folder / METRICS_FILE)
     assert {row["_step"] for row in logged.rows()} == {row["step"] for row in rows} >= {1, 2, 3, 6}
