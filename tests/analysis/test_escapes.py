@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,15 @@ def test_no_text_of_others_acts_as_markdown(tmp_path: Path, kind: str, table: pd
     for path in folder.glob("*/record.json"):
         machine = json.loads(path.read_text())["environment"] | {"cpu": nasty("machine")}
         edit(path, environment=machine | {"commit": nasty("commit")})
+    stray = folder / "stray|`c`<i>"  # a folder of somebody else, whose name is in a note
+    shutil.copytree(path.parent, stray)
+    edit(stray / "record.json", trial_id=stray.name)
     assert main(["study=s", f"runs_dir={tmp_path}", "draws=100", "--no-figures"]) == 0
     report = (folder / "report" / "report.md").read_text()
     places = {"rule", "size", "override", "commit", *texts, *(["claim", "machine"] if claims else [])}
     for place in places:
-        assert rf"{place}\|\`c\`\<i\>{place}\</i\>" in report, place
+        assert rf"{place}\|\`c\`\<i\>{place}\</i\> \# {place}" in report, place  # in one line
+    assert r"stray\|\`c\`\<i\>" in report
     assert "<i>" not in report.replace(r"\<i", "")
     assert "|`c`" not in report.replace(r"\|", "")
     assert not any(line.startswith(tuple(f"# {place}" for place in places)) for line in report.splitlines())

@@ -243,6 +243,7 @@ def test_what_follows_a_failed_attempt_is_not_taken_for_it(
     with pytest.raises(Preempted):
         train(trial, corpus)
     assert read_state(trial.folder).state == "preempted"
+    assert (read_status(trial.folder) or {})["saved_step"] == 1
     assert not list(trial.folder.glob(".*.tmp"))
     monkeypatch.setattr(Learner, "step", step)
     record = train(trial, corpus)
