@@ -1,13 +1,14 @@
 """What launching costs: the time of a study's workers that is not training, and where it goes.
 
-    python benchmarks/orchestration.py                    # 40 trials of about 20 s, two at once: 8 minutes
+    python benchmarks/orchestration.py                    # 40 trials of about 20 s, two at once: 9 minutes
     python benchmarks/orchestration.py --trials 8 --seconds 5 --json
     python benchmarks/orchestration.py tracking=none      # any override of the trials
 
-A real study of cpu_50k (two rules, several seeds) is launched by `python -m sweeps.launch`, executor=local. A
-first, untimed launch of one short trial per worker packs the corpus and measures tokens per second with all
-workers busy, from which the budget follows. Then, with W the wall-clock seconds of the launch command from
-its start to its end and T the training seconds of the records:
+A real study of cpu_50k (two rules, several seeds) is launched by `python -m sweeps.launch`, executor=local. Two
+launches before it, of one trial per worker, pack the corpus and measure tokens per second with all workers
+busy: a short one, and from its rate one of about --seconds, whose rate gives the budget, for steps get faster
+after the first seconds. Then, with W the wall-clock seconds of the launch command from its start to its end
+and T the training seconds of the records:
 
   overhead_per_wall    (W x workers - T) / W              workers that do not train, on average
   overhead_share       (W x workers - T) / (W x workers)  the same as a share of the workers' time
@@ -38,7 +39,7 @@ from attnres.record import read_record
 from attnres.status import read_status
 
 ROOT = Path(__file__).resolve().parents[1]
-CALIBRATION_TOKENS = 200_000
+CALIBRATION_TOKENS = 200_000  # of the short launch
 STUDY = """
 name: {name}
 purpose: What launching costs.
@@ -136,14 +137,15 @@ def write_study(folder: Path, name: str, trials: int, tokens: int) -> None:
     path.write_text(STUDY.format(name=name, seeds=seeds, tokens=tokens), encoding="utf-8")
 
 
-def calibrate(folder: Path, workers: int, more: list[str]) -> float:
-    """Training tokens per second of a trial while all workers are busy."""
-    write_study(folder, "calibration", max(2, workers), CALIBRATION_TOKENS)
-    launched = run_launch(folder, "calibration", workers, more)
-    seconds = [
-        slot.record["steps"] * slot.record["timing"]["median_step_seconds"] for slot in launched.slots
-    ]  # of a step in the midst: the first ones, and those beside another's start, are slower
-    return sum(slot.record["tokens"] for slot in launched.slots) / sum(seconds)
+def calibrate(folder: Path, workers: int, seconds: float, more: list[str]) -> int:
+    """Training tokens that take a trial about `seconds` while all workers are busy."""
+    tokens = CALIBRATION_TOKENS
+    for name in ("calibration", "calibration_in_full"):
+        write_study(folder, name, max(2, workers), tokens)
+        slots = run_launch(folder, name, workers, more).slots
+        trained = sum(slot.record["timing"]["train_seconds"] for slot in slots)
+        tokens = round(seconds * sum(slot.record["tokens"] for slot in slots) / trained)
+    return tokens
 
 
 def summarise(launched: Launched, workers: int) -> dict[str, Any]:
@@ -198,8 +200,8 @@ def main() -> int:
     more = [word for word in EVALUATION if word.partition("=")[0] not in given] + overrides
     with tempfile.TemporaryDirectory(prefix="orchestration_") as name:
         folder = Path(name)
-        rate = calibrate(folder, options.workers, more)
-        write_study(folder, "orchestration", options.trials, round(rate * options.seconds))
+        tokens = calibrate(folder, options.workers, options.seconds, more)
+        write_study(folder, "orchestration", options.trials, tokens)
         result = summarise(run_launch(folder, "orchestration", options.workers, more), options.workers)
     result |= {"overrides": more}
     print(json.dumps(result, indent=1)) if options.json else print_summary(result)
