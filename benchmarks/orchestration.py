@@ -4,11 +4,11 @@
     python benchmarks/orchestration.py --trials 8 --seconds 5 --json
     python benchmarks/orchestration.py tracking=none      # any override of the trials
 
-A real study of cpu_50k (two rules, several seeds) is launched by `python -m sweeps.launch`, executor=local. Two
-launches before it, of one trial per worker, pack the corpus and measure tokens per second with all workers
-busy: a short one, and from its rate one of about --seconds, whose rate gives the budget, for steps get faster
-after the first seconds. Then, with W the wall-clock seconds of the launch command from its start to its end
-and T the training seconds of the records:
+A study of cpu_50k (two rules, several seeds) is launched by `python -m sweeps.launch`, executor=local. Before
+it, one trial per worker is launched twice, to pack the corpus and to measure tokens per second with all
+workers busy: a short trial, then one of about --seconds, for steps get faster after the first seconds; the budget
+follows from it. Then, with W the wall-clock seconds of the launch command from its start to its end and T the
+training seconds of the records:
 
   overhead_per_wall    (W x workers - T) / W              workers that do not train, on average
   overhead_share       (W x workers - T) / (W x workers)  the same as a share of the workers' time
