@@ -10,6 +10,9 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.compose import compose_trial
@@ -26,13 +29,14 @@ TIMED_SECONDS = 1.0
 TIMED_EVALUATIONS = 3
 
 
-def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
-    """seconds_per_step (median), evaluation_seconds_per_window (median), startup_seconds and
-    peak_memory_bytes of this trial here.
+def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float | None]:
+    """seconds_per_step (median), evaluation_seconds_per_window (median), startup_seconds, peak_memory_bytes
+    and waiting_share of this trial here.
 
     Start-up is measured in this process: importing torch, if nothing has, and building the model and
     optimizer. The peak is the resident set of this whole process on a CPU, what torch has allocated on a
-    GPU.
+    GPU. The waiting share is the part of the steps' time in which this thread could have run and other
+    processes had the cores; None where the system does not say.
     """
     if (processes := trial.config.runtime.processes) > 1:
         why = "a trial of several processes is not timed; runtime=cpu or runtime=cuda times one process"
@@ -44,6 +48,7 @@ def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
     train_tokens, validation = corpus.train(), open_validation(trial, corpus)
     startup_seconds = time.perf_counter() - start
 
+    waited_before, begun = _waited_seconds(), time.perf_counter()
     seconds: list[float] = []
     while len(seconds) < WARM_UP_STEPS + TIMED_STEPS or sum(seconds[WARM_UP_STEPS:]) < TIMED_SECONDS:
         start, model = time.perf_counter(), trial.config.model
@@ -60,12 +65,24 @@ def calibrate(trial: Trial, corpus: PackedCorpus) -> dict[str, float]:
         start = time.perf_counter()
         learner.window_losses(validation.inputs[:windows], validation.targets[:windows])
         evaluation_seconds.append(time.perf_counter() - start)
+    waited, whole = _waited_seconds(), time.perf_counter() - begun
     return {
         "seconds_per_step": statistics.median(seconds[WARM_UP_STEPS:]),
         "evaluation_seconds_per_window": statistics.median(evaluation_seconds) / windows,
         "startup_seconds": startup_seconds,
         "peak_memory_bytes": learner.peak_memory_bytes(),
+        "waiting_share": None
+        if waited is None or waited_before is None
+        else (waited - waited_before) / whole,
     }
+
+
+def _waited_seconds() -> float | None:
+    """That this process's first thread was ready to run and did not (Linux, proc(5): schedstat)."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 _USAGE = """
@@ -73,7 +90,8 @@ usage: python -m attnres.calibrate [key=value ...] [--config-dir DIR] [--json]
 
 Time some real training steps and an evaluation batch of a trial on this machine, and measure their memory.
   --json   one JSON object: seconds_per_step, evaluation_seconds_per_window, startup_seconds,
-           peak_memory_bytes (of the whole process on a CPU, allocated by torch on a GPU)
+           peak_memory_bytes (of the whole process on a CPU, allocated by torch on a GPU), waiting_share
+           (of the time, in which other processes had the cores; null: not known)
 """
 _GROUPS = ("model", "residual", "runtime", "data")
 _EXAMPLES = (
@@ -103,9 +121,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def describe(trial: Trial, result: dict[str, float]) -> str:
+def describe(trial: Trial, result: Mapping[str, Any]) -> str:
     """The figures of `calibrate` for people."""
     step, window = result["seconds_per_step"], result["evaluation_seconds_per_window"]
+    waiting = "?" if result["waiting_share"] is None else f"{result['waiting_share']:.0%}"
     minutes, megabyte = trial.steps * step / 60, 1e6
     return "\n".join(
         (
@@ -115,6 +134,7 @@ def describe(trial: Trial, result: dict[str, float]) -> str:
             f"  start-up    {result['startup_seconds']:.1f} s",
             f"  memory      {result['peak_memory_bytes'] / megabyte:,.0f} MB at most "
             f"(computed from the shape: at least {training_bytes_at_least(trial) / megabyte:,.0f} MB)",
+            f"  waited      {waiting} of the time for a core that another process had",
             f"  whole run   {trial.steps:,} steps, {minutes:,.1f} minutes of training",
         )
     )

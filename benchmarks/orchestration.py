@@ -6,9 +6,9 @@
 
 A study of cpu_50k (two rules, several seeds) is launched by `python -m sweeps.launch`, executor=local. Before
 it, one trial per worker is launched twice, to pack the corpus and to measure tokens per second with all
-workers busy: a short trial, then one of about --seconds, for steps get faster after the first seconds; the budget
-follows from it. Then, with W the wall-clock seconds of the launch command from its start to its end and T the
-training seconds of the records:
+workers busy: a short trial, then one of about --seconds, for steps get faster after the first seconds; from
+its rate follows the budget. Then, with W the wall-clock seconds of the launch command from its start to its
+end and T the training seconds of the records:
 
   overhead_per_wall    (W x workers - T) / W              workers that do not train, on average
   overhead_share       (W x workers - T) / (W x workers)  the same as a share of the workers' time

@@ -1,7 +1,6 @@
-"""Time and memory of a trial on this machine: measured once per shape, kept in the cache folder.
+"""What is known of a trial's time and memory on this machine, by shape.
 
-Each measurement is `python -m attnres.calibrate` in a process of its own, as many side by side as trials
-will run, so that what they take from each other is in the numbers. Records of the study's own finished
+It was measured once (sweeps.timing) and is kept in the cache folder. Records of the study's own finished
 trials are better still.
 """
 
@@ -14,26 +13,19 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attnres.config import to_mapping
 from attnres.data.cache import cache_root
-from attnres.errors import RecordError, UserError
+from attnres.errors import RecordError
 from attnres.json_file import Check, check_fields, is_count, is_number, or_null, read_object
-from attnres.record import RECORD_FILE, read_record, write_text_atomic
+from attnres.record import RECORD_FILE, read_record
 from sweeps.capacity import capacity
-from sweeps.children import Children
 from sweeps.machine_memory import visible_gpus
-from sweeps.runner import signals_as_exit
 from sweeps.study import PlannedTrial, Study
-
-SAY_SECONDS = 10.0  # between two words while nothing is done
 
 _NOT_IN_SHAPE = {
     "model": ("name", "learning_rate"),
@@ -90,63 +82,6 @@ def known(study: Study) -> dict[str, Calibration]:
     return found
 
 
-def calibrate(
-    study: Study, say: Callable[[str], None], config_dir: str | None = None, again: bool = False
-) -> dict[str, Calibration]:
-    """Calibrations of all cells; what is not known, or with `again` everything, is measured and kept."""
-    found = {} if again else known(study)
-    untimed = {p.cell: p for p in study.trials if p.cell not in found and _processes(p) > 1}
-    if untimed:
-        first = next(iter(untimed))
-        say(f"not timed: {first} and all that run in several processes ({len(untimed)} shapes)")
-    missing = {p.cell: p for p in study.trials if p.cell not in found | untimed}
-    if not missing:
-        return found
-    side_by_side = capacity(study).side_by_side
-    shapes = {_key(planned, side_by_side): planned for planned in missing.values()}
-    say(f"timing {len(shapes)} shapes on this machine ({side_by_side} at once; --no-calibrate skips it)")
-
-    def measure(planned: PlannedTrial) -> Calibration:
-        calibration = _measure(planned, config_dir, children)
-        path = _path(planned, side_by_side)
-        try:
-            write_text_atomic(path, json.dumps(asdict(calibration)) + "\n")
-        except OSError as error:  # the plan is worth more than its cache
-            say(f"warning: {path}: {error.strerror}: the time of {planned.cell} is not kept")
-        return calibration
-
-    children = Children()
-    # Left in this order when interrupted: what is being timed is killed, then its threads can end.
-    with ThreadPoolExecutor(side_by_side) as pool, children, signals_as_exit():
-        futures = {pool.submit(measure, planned): (key, planned) for key, planned in shapes.items()}
-        try:
-            _follow({future: planned for future, (_, planned) in futures.items()}, say)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    measured = {key: future.result() for future, (key, _) in futures.items()}
-    return found | {cell: measured[_key(planned, side_by_side)] for cell, planned in missing.items()}
-
-
-def _follow(futures: Mapping[Future[Calibration], PlannedTrial], say: Callable[[str], None]) -> None:
-    """Say what each shape takes as it is known, and now and then what is being waited for.
-
-    Raises what the first that failed has raised.
-    """
-    started, waiting = time.monotonic(), set(futures)
-    while waiting:
-        done, waiting = wait(waiting, SAY_SECONDS, FIRST_COMPLETED)
-        count = f"{len(futures) - len(waiting)} of {len(futures)}"
-        for future in done:
-            calibration = future.result()
-            memory = (calibration.peak_memory_bytes or 0) / 1e6
-            step = calibration.seconds_per_step * 1000
-            say(f"  {count}: {futures[future].cell}: {step:,.0f} ms a step, {memory:,.0f} MB")
-        if not done:
-            at = ", ".join(futures[future].cell for future in futures if future.running())
-            say(f"  {count} after {time.monotonic() - started:.0f} s; timing {at}")
-
-
 def makespan(seconds: Sequence[float], workers: int) -> float:
     """Wall time of trials started in this order, each on the worker that is free first."""
     free = [0.0] * workers
@@ -178,7 +113,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _key(planned: PlannedTrial, workers: int) -> str:
+def cache_key(planned: PlannedTrial, workers: int) -> str:
     """Hash of everything that changes the time of a step."""
     mapping = to_mapping(planned.trial.config)
     shape: dict[str, Any] = {group: mapping[group] for group in ("model", "residual", "runtime")}
@@ -192,16 +127,20 @@ def _key(planned: PlannedTrial, workers: int) -> str:
     return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _processes(planned: PlannedTrial) -> int:
+def processes_of(planned: PlannedTrial) -> int:
     return planned.trial.config.runtime.processes
 
 
-def _path(planned: PlannedTrial, workers: int) -> Path:
-    return cache_root(planned.trial.config.data.cache_dir) / "calibration" / f"{_key(planned, workers)}.json"
+def cache_path(planned: PlannedTrial, workers: int) -> Path:
+    return (
+        cache_root(planned.trial.config.data.cache_dir)
+        / "calibration"
+        / f"{cache_key(planned, workers)}.json"
+    )
 
 
 def _from_cache(planned: PlannedTrial, workers: int) -> Calibration | None:
-    path = _path(planned, workers)
+    path = cache_path(planned, workers)
     try:
         numbers = read_object(path)
         if numbers is not None:
@@ -221,7 +160,7 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     if record["status"] != "finished" or record["environment"].get("cpu") != _processor():
         return None
     timing: Mapping[str, Any] = record["timing"]
-    if record["config"].get("runtime", {}).get("processes", 1) != _processes(planned):
+    if record["config"].get("runtime", {}).get("processes", 1) != processes_of(planned):
         return None
     if timing.get("attempts") != 1:
         return None  # its times hold the attempts that were cut off
@@ -231,15 +170,3 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     startup = max(0.0, wall - train - evaluation)
     evaluation_seconds = evaluation / max(1, evaluation_windows(planned))
     return Calibration(train / record["steps"], evaluation_seconds, startup, timing.get("peak_memory_bytes"))
-
-
-def _measure(planned: PlannedTrial, config_dir: str | None, children: Children) -> Calibration:
-    command = [sys.executable, "-m", "attnres.calibrate", *planned.overrides, "--json"]
-    if config_dir:
-        command += ["--config-dir", config_dir]
-    done = children.run(command)
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).split("\n")[-1].removeprefix("error: ")
-        raise UserError(f"timing {planned.cell} failed: {said} (--no-calibrate skips it)")
-    numbers = json.loads(done.stdout.strip().split("\n")[-1])
-    return Calibration(**{name: numbers[name] for name in Calibration.__dataclass_fields__})

@@ -16,13 +16,14 @@ from attnres.cli import help_text, reject_options, run_command, take_flag, take_
 from attnres.config import NAME_PATTERN
 from attnres.errors import ConfigError
 from attnres.words import counted
-from sweeps.calibration import Calibration, calibrate, known, makespan, timed_on
+from sweeps.calibration import Calibration, known, makespan, timed_on
 from sweeps.capacity import capacity
 from sweeps.memory_need import Need, memory_warnings, need
 from sweeps.runner import launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study
 from sweeps.table import duration, gigabytes, number, print_table
+from sweeps.timing import calibrate
 
 if TYPE_CHECKING:
     from sweeps.power_lines import StudyPower

@@ -20,7 +20,10 @@ def test_prints_its_numbers_and_writes_nothing(tmp_path: Path, capsys: pytest.Ca
         "evaluation_seconds_per_window",
         "startup_seconds",
         "peak_memory_bytes",
+        "waiting_share",
     }
+    waiting = figures.pop("waiting_share")
+    assert waiting is None or 0 <= waiting < 1
     assert all(seconds > 0 for seconds in figures.values())
     # Evaluation is a forward pass of one window; a step is both passes over four, and the update.
     assert figures["evaluation_seconds_per_window"] < figures["seconds_per_step"]

@@ -13,10 +13,10 @@ from sweeps_support import Notes, Workplace, run_study, wait_until
 
 from attnres.data.corpus import PackedCorpus
 from attnres.trial import Trial
-from sweeps.calibration import calibrate
 from sweeps.executor import LocalExecutor
 from sweeps.ray_executor import task_options
 from sweeps.state import read_state
+from sweeps.timing import calibrate
 from sweeps.trial_process import train_trial
 
 DDP = ("runtime=ddp", "runtime.threads=2")

@@ -13,11 +13,11 @@ from sweeps_support import Workplace, write
 
 from attnres.cli import run_command
 from attnres.record import write_text_atomic
-from sweeps import calibration, launch, memory_need, plan
+from sweeps import calibration, launch, memory_need, plan, timing
 from sweeps.calibration import Calibration
 from sweeps.capacity import capacity
 from sweeps.machine_memory import Available, available_memory, visible_gpus
-from sweeps.study import Study
+from sweeps.study import PlannedTrial, Study
 
 MB = 1_000_000
 
@@ -26,7 +26,7 @@ def remember(study: Study, megabytes: dict[str, int], side_by_side: int) -> None
     for planned in study.trials:
         if planned.cell in megabytes:
             measured = Calibration(0.1, 0.1, 1.0, megabytes[planned.cell] * MB)
-            path = calibration._path(planned, side_by_side)
+            path = calibration.cache_path(planned, side_by_side)
             write_text_atomic(path, json.dumps(asdict(measured)))
 
 
@@ -168,23 +168,69 @@ def test_calibration_says_what_it_waits_for(workplace: Workplace, monkeypatch: p
 
     go, heard = Event(), []
 
-    def measure(planned: object, config_dir: object, children: object) -> Calibration:
+    def measure(planned: object, config_dir: object, children: object) -> tuple[Calibration, None]:
         go.wait(30)
-        return Calibration(0.25, 0.5, 2.0, 400 * MB)
+        return Calibration(0.25, 0.5, 2.0, 400 * MB), None
 
     def say(line: str) -> None:
         heard.append(line)
         if "; timing " in line:
             go.set()
 
-    monkeypatch.setattr(calibration, "_measure", measure)
-    monkeypatch.setattr(calibration, "SAY_SECONDS", 0.02)
+    monkeypatch.setattr(timing, "_measure", measure)
+    monkeypatch.setattr(timing, "SAY_SECONDS", 0.02)
     study = workplace.study("study.sizes=[tiny_a]", "launch.workers=2")
-    calibration.calibrate(study, say)
+    timing.calibrate(study, say)
     assert heard[1].endswith("s; timing tiny_a prenorm, tiny_a attnres_block_n2")
     assert heard[1].startswith("  0 of 2 after ")
     assert heard[-1].startswith("  2 of 2: tiny_a ") and heard[-1].endswith("250 ms a step, 400 MB")
     assert calibration.known(study)["tiny_a prenorm"].peak_memory_bytes == 400 * MB
+
+
+def test_what_would_not_fit_is_not_timed(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes, two rules, two at once: bounds of 300 MB and a little; the sums decide."""
+    study, heard, timed = workplace.study("launch.workers=2"), list[str](), list[str]()
+    needs = {p.cell: memory_need.need(p, {}).bytes for p in study.trials}
+    largest, second, third, _ = sorted(needs, key=lambda cell: -needs[cell])
+
+    def measure(planned: PlannedTrial, *_: object) -> tuple[Calibration, None]:
+        timed.append(planned.cell)
+        return Calibration(0.25, 0.5, 2.0, 400 * MB), None
+
+    monkeypatch.setattr(timing, "_measure", measure)
+    for room, too_large in (
+        (needs[largest] + needs[second], []),
+        (needs[largest] + needs[second] - 1, [largest]),
+        (needs[second] + needs[third] - 1, [largest, second]),
+        (1, list(needs)),
+    ):
+        monkeypatch.setattr(timing, "available_memory", lambda _, room=room: Available(room, "a test"))
+        timed.clear()
+        heard.clear()
+        found = timing.calibrate(study, heard.append, again=True)
+        assert set(found) == set(timed) == set(needs) - set(too_large)
+        said = [line for line in heard if line.startswith("not timed: ")]
+        assert len(said) == bool(too_large)
+        if too_large:
+            assert said[0].startswith(f"not timed: {largest}") and "2 at once" in said[0]
+            assert said[0].endswith("are available (a test)")
+            assert ("3 other shapes" in said[0]) == (room == 1)
+    monkeypatch.setattr(timing, "available_memory", lambda _: None)  # nothing says
+    assert set(timing.calibrate(study, heard.append, again=True)) == set(needs)
+
+
+@pytest.mark.parametrize(("share", "warned"), [(None, False), (0.09, False), (0.5, True)])
+def test_a_busy_machine_is_named(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, share: float | None, warned: bool
+) -> None:
+    study, heard = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]"), list[str]()
+    measured = Calibration(0.25, 0.5, 2.0, 400 * MB)
+    monkeypatch.setattr(timing, "_measure", lambda *_: (measured, share))
+    timing.calibrate(study, heard.append)
+    warnings = [line for line in heard if line.startswith("warning: tiny_a prenorm: ")]
+    assert len(warnings) == warned
+    if warned:
+        assert "50%" in warnings[0] and "--recalibrate" in warnings[0]
 
 
 def test_the_bound_is_plain_arithmetic(workplace: Workplace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -15,8 +16,9 @@ from sweeps_support import SIZE, Workplace, write
 from analysis.simulate import Truth, simulate_table
 from analysis.simulate import write_study as write_records
 from attnres.cli import run_command
+from attnres.errors import UserError
 from attnres.record import write_text_atomic
-from sweeps import calibration, launch, plan, status
+from sweeps import calibration, launch, plan, status, timing
 from sweeps.calibration import Calibration, evaluation_windows, makespan
 from sweeps.power_lines import size_costs
 from sweeps.study import Study
@@ -26,7 +28,7 @@ from sweeps.table import duration, number, plain_table
 def remember(study: Study, seconds_per_step: float) -> None:
     """Put a calibration of every shape into the cache."""
     for planned in study.trials:
-        path = calibration._path(planned, study.workers)
+        path = calibration.cache_path(planned, study.workers)
         write_text_atomic(path, json.dumps(asdict(Calibration(seconds_per_step, 0.5, 2.0, 400_000_000))))
 
 
@@ -75,7 +77,7 @@ def test_a_torn_calibration_is_not_used(workplace: Workplace) -> None:
     study = workplace.study("study.sizes=[tiny_a]")
     remember(study, 0.25)
     assert calibration.known(study)["tiny_a prenorm"] == Calibration(0.25, 0.5, 2.0, 400_000_000)
-    calibration._path(study.trials[0], study.workers).write_text("{")
+    calibration.cache_path(study.trials[0], study.workers).write_text("{")
     assert "tiny_a prenorm" not in calibration.known(study)
 
 
@@ -83,11 +85,11 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, said = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]"), list[str]()
-    folder = calibration._path(study.trials[0], 1).parent
+    folder = calibration.cache_path(study.trials[0], 1).parent
     folder.write_text("a file where a folder should be")
     timed = Calibration(0.25, 0.5, 2.0, 400_000_000)
-    monkeypatch.setattr(calibration, "_measure", lambda *_: timed)
-    assert calibration.calibrate(study, said.append) == {"tiny_a prenorm": timed}
+    monkeypatch.setattr(timing, "_measure", lambda *_: (timed, None))
+    assert timing.calibrate(study, said.append) == {"tiny_a prenorm": timed}
     (warning,) = [line for line in said if line.startswith("warning")]
     assert str(folder) in warning and "the time of tiny_a prenorm is not kept" in warning
 
@@ -97,10 +99,13 @@ def test_calibration_is_of_a_shape_on_a_machine(workplace: Workplace) -> None:
     same = workplace.study("study.sizes=[tiny_a]", "study.seeds=[5]").trials
     other = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]", "runtime.threads=2").trials
     muon = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]", "optim=muon").trials
-    keys = [calibration._key(planned, 1) for planned in one]
-    assert keys == [calibration._key(planned, 1) for planned in same]
-    another_rule, another_thread_count = keys[1], calibration._key(other[0], 1)
-    another_worker_count, another_optimizer = calibration._key(one[0], 2), calibration._key(muon[0], 1)
+    keys = [calibration.cache_key(planned, 1) for planned in one]
+    assert keys == [calibration.cache_key(planned, 1) for planned in same]
+    another_rule, another_thread_count = keys[1], calibration.cache_key(other[0], 1)
+    another_worker_count, another_optimizer = (
+        calibration.cache_key(one[0], 2),
+        calibration.cache_key(muon[0], 1),
+    )
     assert len({keys[0], another_rule, another_thread_count, another_worker_count, another_optimizer}) == 5
 
 
@@ -169,6 +174,18 @@ def test_calibration_times_real_steps_once(workplace: Workplace, capsys: pytest.
     again = capsys.readouterr()
     assert "timing" not in again.err
     assert json.loads(again.out)["trials"] == trials
+
+
+def test_a_measurement_that_is_killed_names_the_signal(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]")
+    killed = subprocess.CompletedProcess[str]([], -signal.SIGKILL, "", "")
+    monkeypatch.setattr(timing.Children, "run", lambda *_: killed)
+    with pytest.raises(
+        UserError, match=r"timing tiny_a prenorm failed: killed by SIGKILL \(out of memory\?\)"
+    ):
+        timing.calibrate(study, lambda line: None)
 
 
 @pytest.mark.slow
