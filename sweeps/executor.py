@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from attnres.lock import is_locked
@@ -22,6 +23,10 @@ from sweeps.study import PlannedTrial
 from sweeps.trial_process import LOG_FILE, PRELOAD, Target, main, open_log, train_trial
 
 Handle = TypeVar("Handle")
+
+STARTS = 3  # of the fork server, for one attempt at a trial
+_SERVER_LOST = 255  # what multiprocessing gives for an exit code that nobody tells any more
+_SERVER_ENDS_SECONDS = 0.2  # from its last word until it is known to have ended
 
 
 class Executor(Protocol[Handle]):
@@ -89,12 +94,19 @@ class LocalExecutor:
         # The process could tell nobody that it has no log: try here.
         os.close(open_log(planned.trial.folder / LOG_FILE))
         arguments = (self.target, planned.trial, planned.corpus, self.grace_seconds)
-        process = self._context.Process(target=main, args=arguments, name=planned.trial.name)
-        process.start()
-        return process
+        for _ in range(STARTS):
+            process = self._context.Process(target=main, args=arguments, name=planned.trial.name)
+            try:
+                process.start()
+                return process
+            except (EOFError, ConnectionError):  # the fork server died meanwhile: start() makes another
+                time.sleep(_SERVER_ENDS_SECONDS)
+        raise OSError(f"the process that trials are forked from died {STARTS} times (out of memory?)")
 
     def poll(self, handle: ForkServerProcess) -> int | None:
-        if handle.exitcode is not None and handle.pid not in self._swept:
+        if handle.exitcode is None or _goes_on_alone(handle):
+            return None
+        if handle.pid not in self._swept:
             self._swept.add(handle.pid)
             _kill_group(handle)  # what it started and did not take along
         return handle.exitcode
@@ -103,7 +115,7 @@ class LocalExecutor:
         return None
 
     def wait(self, handles: Iterable[ForkServerProcess], seconds: float) -> None:
-        sentinels = [handle.sentinel for handle in handles]
+        sentinels = [handle.sentinel for handle in handles if not _goes_on_alone(handle)]
         if sentinels:
             wait(sentinels, seconds)
         else:
@@ -113,6 +125,10 @@ class LocalExecutor:
         if force:
             _kill_group(handle)
             handle.kill()
+        elif _goes_on_alone(handle):
+            assert handle.pid is not None
+            with suppress(ProcessLookupError):
+                os.kill(handle.pid, signal.SIGTERM)
         else:
             handle.terminate()
 
@@ -126,6 +142,26 @@ class LocalExecutor:
 def in_training(planned: PlannedTrial) -> str | None:
     """Whoever holds the trial's lock is training it, on whichever machine."""
     return "another process is training it" if is_locked(planned.trial.folder) else None
+
+
+def _goes_on_alone(process: ForkServerProcess) -> bool:
+    """Whether the fork server has died and this trial, whose exit code it would have told, has not."""
+    if process.exitcode != _SERVER_LOST:
+        return False
+    assert process.pid is not None
+    try:
+        return os.getsid(process.pid) == process.pid and not _is_zombie(process.pid)
+    except ProcessLookupError:
+        return False
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended and nobody collects it: in a container whose first process is no init."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def _kill_group(process: ForkServerProcess) -> None:

@@ -90,6 +90,20 @@ class Launch:
     def alive(self) -> list[int]:
         return processes_with(f"{MARKER}={self.marker}")
 
+    def fork_server(self) -> list[int]:
+        """The process that trials are forked from, once it has begun to load what they need."""
+        return [
+            pid
+            for pid in self.alive()
+            if parent_of(pid) == self.process.pid and "multiprocessing.forkserver" in command_of(pid)
+        ]
+
+    def trials(self) -> list[int]:
+        """Processes of trials, each once it leads a session of its own; the fork server may be dead."""
+        servers = self.fork_server()
+        leaders = [pid for pid in self.alive() if pid not in servers and _leads_a_session(pid)]
+        return [pid for pid in leaders if "multiprocessing.forkserver" in command_of(pid)]
+
     def gone(self, seconds: float = GONE_SECONDS) -> bool:
         """Whether all its processes end within the time."""
         return wait_until(lambda: not self.alive(), seconds)
@@ -97,6 +111,27 @@ class Launch:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def _leads_a_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def run_undisturbed(folder: Path, arguments: list[str]) -> float:

@@ -4,15 +4,16 @@
     python tests/soak.py --trials 12 --seed 3 --json
 
 A study of tiny trials (one size, two rules, many seeds; W&B offline) is launched twice: once undisturbed, and
-once with SIGKILL at random moments to a trial, the launcher or a wandb-core; a killed launcher is started
-again at once, or after its trials are gone. Counted at the end:
+once with SIGKILL at random moments to a trial, the process that trials are forked from, the launcher or a
+wandb-core; a killed launcher is started again at once, or after its trials are gone. Counted at the end:
 
   lost          trials without a finished record, and records that were there once and went or changed
   duplicated    trials whose status knows of more attempts than their record: trained after they had finished
   mismatching   records that differ from those of the undisturbed launch in more than `timing`
   leftovers     processes that outlived the last launch by more than a minute
+  tracebacks    of the launches: whatever is killed, they say it in a line
 
-Exit code 0: all four are 0. The same seed draws the same kills; the moments depend on the machine.
+Exit code 0: all five are 0. The same seed draws the same kills; the moments depend on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kill_launch import Launch, Outcome, compare, run_undisturbed
+from kill_launch import Launch, Outcome, command_of, compare, run_undisturbed
 from sweeps_support import Workplace, write
 
 from attnres.record import RecordError, read_record
@@ -46,7 +47,7 @@ seeds: {seeds}
 overrides: [budget=tokens, budget.tokens=3840, tracking=wandb_offline]
 """
 SETTINGS = ("runtime.checkpoint_seconds=0.1", "launch.workers=2")
-VICTIMS = {"trial": 7, "wandb-core": 2, "launcher": 1}  # of ten kills
+VICTIMS = {"trial": 6, "wandb-core": 2, "launcher": 1, "fork server": 1}  # of ten kills
 MEAN_SECONDS = 2.0  # between two kills
 MOST_LAUNCHES = 400
 
@@ -63,13 +64,14 @@ class Counts:
     duplicated: int = 0
     mismatching: int = 0
     leftovers: int = 0
+    tracebacks: int = 0
     seconds: float = 0.0
     undisturbed_seconds: float = 0.0
     names: list[str] = field(default_factory=list)  # of the trials that are counted as wrong
 
     @property
     def wrong(self) -> int:
-        return self.lost + self.duplicated + self.mismatching + self.leftovers
+        return self.lost + self.duplicated + self.mismatching + self.leftovers + self.tracebacks
 
 
 class Records:
@@ -100,25 +102,11 @@ def find(launch: Launch, victim: str) -> list[int]:
     """Process ids of a kind of victim among the launch's processes."""
     if victim == "launcher":
         return [launch.process.pid] if launch.process.poll() is None else []
-    pids = [pid for pid in launch.alive() if pid != launch.process.pid]
-    cores = [pid for pid in pids if "wandb-core" in _command(pid)]
-    if victim == "wandb-core":
-        return cores
-    return [pid for pid in pids if pid not in cores and _leads_a_session(pid)]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def _leads_a_session(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
-        return False
+    if victim == "fork server":
+        return launch.fork_server()
+    if victim == "trial":
+        return launch.trials()
+    return [pid for pid in launch.alive() if "wandb-core" in command_of(pid)]
 
 
 def disturb(folder: Path, arguments: list[str], draw: random.Random, counts: Counts) -> Records:
@@ -166,6 +154,7 @@ def count(folder: Path, undisturbed: Path, records: Records, counts: Counts) -> 
         if attempts > record["timing"]["attempts"]:
             counts.duplicated += 1
             wrong.append(record["name"])
+    counts.tracebacks = (folder / "launch.log").read_text(encoding="utf-8").count("Traceback (most")
     counts.names = wrong + [path.parent.name for path in sorted(records.lost)]
 
 

@@ -34,6 +34,8 @@ def test_what_is_lost_doubled_or_different_is_counted(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"seed": 7}))
     records.look()
+    (tmp_path / "right" / "launch.log").write_text("Traceback (most recent call last):\n")
     counts = Counts()
     count(tmp_path / "right", tmp_path / "left", records, counts)
     assert (counts.trials, counts.lost, counts.duplicated, counts.mismatching) == (1, 1, 1, 1)
+    assert (counts.tracebacks, counts.wrong) == (1, 4)

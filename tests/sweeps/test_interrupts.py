@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from kill_launch import MARKER, ROOT, Launch, new_marker
@@ -55,23 +54,13 @@ def test_during_the_start_of_ten_trials(workplace: Workplace, number: signal.Sig
     assert "Traceback" not in (workplace.root / "run" / "launch.log").read_text()
 
 
-def trials_of(launch: Launch) -> list[int]:
-    """Its trials' processes. Not the fork server, their parent, which leads a session as well: suspended, it
-    would tell of no trial's end.
-    """
-    leaders = {pid for pid in launch.alive() if os.getsid(pid) == pid}
-    parents = {
-        pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in leaders
-    }
-    return [pid for pid, parent in parents.items() if parent in leaders]
-
-
 @pytest.mark.slow
 def test_a_second_interrupt_kills(workplace: Workplace) -> None:
     launch = Launch(workplace.root / "run", arguments(workplace))
     assert wait_until(lambda: started(workplace, "run") >= 10, SOON)
-    assert wait_until(lambda: len(trials_of(launch)) >= 10, SOON)  # each once it leads a session of its own
-    trials = trials_of(launch)
+    assert wait_until(lambda: len(launch.trials()) >= 10, SOON)  # each once it leads a session of its own
+    trials = launch.trials()
+    # Not the fork server: suspended, it would tell of no trial's end.
     for pid in trials:  # they would not save within the grace time
         os.kill(pid, signal.SIGSTOP)
     launch.process.send_signal(signal.SIGINT)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from kill_launch import Launch, Outcome, check, compare, run_undisturbed
 from sweeps_support import Workplace, assert_trained_once, wait_until
 
+from sweeps import executor
 from sweeps.state import read_state
 
 # Long enough to be caught in the middle on a fast machine: some hundred steps a trial.
@@ -84,3 +92,54 @@ def test_kills_at_random_moments_change_no_record(workplace: Workplace, trials: 
     assert outcome.kills == 2
     assert outcome.compared >= 2
     assert (outcome.differing, outcome.leftovers) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        pytest.param(lambda launch: bool(launch.fork_server()), id="while it loads"),
+        pytest.param(lambda launch: len(launch.trials()) == 2, id="with trials", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_fork_server_costs_nothing(workplace: Workplace, ready: Callable[[Launch], bool]) -> None:
+    launch = Launch(workplace.root / "run", arguments(workplace, "launch.workers=2"))
+    assert wait_until(lambda: ready(launch), 60)
+    for pid in launch.fork_server():
+        os.kill(pid, signal.SIGKILL)
+    assert launch.process.wait(120) == 0
+    log = (workplace.root / "run" / "launch.log").read_text()
+    assert "2 of 2 trials finished" in log and "Traceback" not in log
+    for record in (workplace.root / "run" / "runs" / "tiny").glob("*/record.json"):
+        assert_trained_once(record.parent)
+    assert launch.gone(30), launch.alive()
+
+
+@pytest.mark.slow
+def test_trials_without_their_fork_server_are_stopped_with_the_launch(workplace: Workplace) -> None:
+    launch = Launch(workplace.root / "run", arguments(workplace, "launch.workers=2"))
+    assert wait_until(lambda: some_trial_runs(workplace, "run") and len(launch.trials()) == 2, 60)
+    for pid in launch.fork_server():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    assert len(launch.trials()) == 2
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.process.wait(30) == 128 + signal.SIGTERM
+    assert launch.gone(30), launch.alive()
+    folders = [path.parent for path in (workplace.root / "run").glob("runs/tiny/*/status.json")]
+    assert [read_state(folder).state for folder in folders] == ["preempted"] * 2
+
+
+def test_an_ended_process_that_nobody_collects_does_not_go_on() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    lives = subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True, stdin=subprocess.PIPE)
+    try:
+        stat = Path(f"/proc/{ended.pid}/stat")
+        assert wait_until(lambda: stat.read_text().split()[2] == "Z", 30)
+        lost = [SimpleNamespace(exitcode=255, pid=process.pid) for process in (ended, lives)]
+        assert [executor._goes_on_alone(cast(Any, handle)) for handle in lost] == [False, True]
+        told = SimpleNamespace(exitcode=0, pid=lives.pid)
+        assert not executor._goes_on_alone(cast(Any, told))
+    finally:
+        lives.communicate(b"\n")
+        ended.wait()
+    assert not executor._goes_on_alone(cast(Any, lost[1]))
