@@ -19,11 +19,13 @@ from sweeps.config import SweepConfig
 from sweeps.detach import LOG_FILE, Detached, detach
 from sweeps.executor import Executor
 from sweeps.executors import check_installed, open_executor
+from sweeps.interrupts import Interrupts, signals_as_exit
+from sweeps.jobs import FailurePolicy, Progress, View, launch_order
 from sweeps.launches import LaunchFile
 from sweeps.live import NotedView, Watch, open_screen
 from sweeps.memory_need import memory_warnings
 from sweeps.plan import GROUPS, say, warnings
-from sweeps.runner import FailurePolicy, Interrupts, Progress, Runner, View, launch_order, signals_as_exit
+from sweeps.runner import Runner
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.study_eta import StudyEta

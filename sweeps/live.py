@@ -20,8 +20,8 @@ from rich.text import Text
 
 from attnres.cli import one_line
 from attnres.words import counted
+from sweeps.jobs import Job, Progress, View
 from sweeps.launches import LaunchFile
-from sweeps.runner import Job, Progress, View
 from sweeps.state import TrialState, read_state
 from sweeps.study_eta import StudyEta
 from sweeps.table import duration

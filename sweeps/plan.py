@@ -18,8 +18,8 @@ from attnres.errors import ConfigError
 from attnres.words import counted
 from sweeps.calibration import Calibration, known, makespan, timed_on
 from sweeps.capacity import capacity
+from sweeps.jobs import launch_order
 from sweeps.memory_need import Need, memory_warnings, need
-from sweeps.runner import launch_order
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study
 from sweeps.table import duration, gigabytes, number, print_table

@@ -8,14 +8,12 @@ stopped, or not started.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from types import FrameType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Generic
 
 from attnres.lock import is_locked
 from attnres.origin import Origin
@@ -23,6 +21,7 @@ from attnres.stop import EXIT_CANCELLED, cancel_asked
 from attnres.words import counted
 from sweeps.endings import from_outside, last_words
 from sweeps.executor import Executor
+from sweeps.jobs import FailurePolicy, Handle, Job, Progress, View
 from sweeps.signs import SignsOfLife
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial
@@ -31,85 +30,6 @@ from sweeps.trial_process import EXIT_BUSY, leave_word
 POLL_SECONDS = 0.25
 LOOK_SECONDS = 1.0  # between two looks at trials of other processes, and for cancelled ones
 _FILES_A_SECOND = 500  # that such a look may ask a file system for
-
-Handle = TypeVar("Handle")
-
-
-@dataclass(frozen=True)
-class FailurePolicy:
-    """What a failed trial means for the rest of a launch. A diverged one is a result."""
-
-    on_failure: Literal["continue", "stop"] = "continue"  # stop: the running trials save and stop, too
-    max_failures: int | None = None  # so many failed: no more is started, what runs goes on to its end
-    retry_failed: bool = False  # also trials that failed of their own in an earlier launch
-
-
-@dataclass
-class Job(Generic[Handle]):
-    """A trial on its way through the launch."""
-
-    planned: PlannedTrial
-    handle: Handle | None = None
-    attempts: int = 0  # of this launch
-    attempts_before: int = 0  # that the trial itself knew of when the last one was started
-    state: TrialState | None = None  # once it has ended
-    cancelled_at: float | None = None  # monotonic seconds
-    withdrawn: bool = False  # its attempt was told to end because the launch starts no more
-
-
-@dataclass
-class Progress(Generic[Handle]):
-    """Where a launch is. Every job is in exactly one of the lists."""
-
-    pending: deque[Job[Handle]] = field(default_factory=deque)
-    running: list[Job[Handle]] = field(default_factory=list)
-    elsewhere: list[Job[Handle]] = field(default_factory=list)  # being trained by another process
-    done: list[Job[Handle]] = field(default_factory=list)
-    left: list[Job[Handle]] = field(default_factory=list)  # not started any more
-    queues: bool = False  # running ones may be in a cluster's queue still
-
-    def count(self, *states: str) -> int:
-        return sum(job.state is not None and job.state.state in states for job in self.done)
-
-    @property
-    def failures(self) -> list[Job[Handle]]:
-        return [job for job in self.done if job.state is None or job.state.state in ("failed", "diverged")]
-
-    @property
-    def failed_now(self) -> int:
-        """Trials that failed in this launch."""
-        return sum(job.attempts > 0 for job in self._failed())
-
-    @property
-    def failed_before(self) -> int:
-        """Trials that failed of their own in an earlier launch and are left as they are."""
-        return sum(job.attempts == 0 for job in self._failed())
-
-    def _failed(self) -> list[Job[Handle]]:
-        return [job for job in self.done if job.state is not None and job.state.state == "failed"]
-
-
-class View(Protocol):
-    """Who watches a launch."""
-
-    def say(self, line: str) -> None:
-        """Something happened."""
-
-    def update(self, progress: Progress[Any]) -> None:
-        """Called a few times a second."""
-
-    def close(self) -> None:
-        """There is no more to see."""
-
-
-def launch_order(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
-    """Seed by seed, in each the longest first.
-
-    A study that is stopped early has whole ladders of its first seeds; and no long trial is left for the
-    end, when the other workers would wait for it.
-    """
-    seeds = list(dict.fromkeys(planned.seed for planned in trials))
-    return sorted(trials, key=lambda planned: (seeds.index(planned.seed), -planned.flops))
 
 
 class Runner(Generic[Handle]):
@@ -319,51 +239,3 @@ class Runner(Generic[Handle]):
 
     def _still_running(self) -> list[Handle]:
         return [handle for handle in self._handles() if self.executor.poll(handle) is None]
-
-
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; remembers the first, for the exit code.
-
-    A signal that is ignored already stays ignored: that is how nohup works.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
-        self.signals = signals
-        self.count = 0
-        self.first: int | None = None
-
-    def __enter__(self) -> Interrupts:
-        heeded = [number for number in self.signals if signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._note) for number in heeded}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or number
-
-    def __call__(self) -> int:
-        return self.count
-
-
-@contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """While nothing runs yet that must be asked to stop: TERM and HUP end the process as Ctrl-C does, so that
-    what has been started (Ray's own processes) is ended too.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

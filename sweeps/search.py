@@ -22,10 +22,10 @@ from attnres.trial import resolve
 from sweeps.capacity import capacity
 from sweeps.choices import Axis
 from sweeps.executors import open_executor
+from sweeps.interrupts import Interrupts
 from sweeps.launch import heeded, launch
 from sweeps.live import Watch, open_screen
 from sweeps.plan import GROUPS, say
-from sweeps.runner import Interrupts
 from sweeps.search_check import check_space
 from sweeps.search_config import SearchConfig, load_search
 from sweeps.search_journal import Journal, Suggestion, Told, open_journals

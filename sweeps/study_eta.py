@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sweeps.runner import Job, Progress
+from sweeps.jobs import Job, Progress
 from sweeps.state import TrialState
 
 

@@ -21,9 +21,9 @@ from sweeps.calibration import Calibration, cache_key, cache_path, known
 from sweeps.capacity import capacity
 from sweeps.children import Children
 from sweeps.endings import from_outside
+from sweeps.interrupts import signals_as_exit
 from sweeps.machine_memory import available_memory
 from sweeps.memory_need import Need, need
-from sweeps.runner import signals_as_exit
 from sweeps.study import PlannedTrial, Study
 from sweeps.table import gigabytes
 

@@ -13,8 +13,8 @@ from typing import Any
 from attnres.data.corpus import PackedCorpus
 from attnres.trial import Trial
 from sweeps.executor import Executor
+from sweeps.interrupts import Interrupts
 from sweeps.launch import launch
-from sweeps.runner import Interrupts
 from sweeps.state import read_state
 from sweeps.study import Study, load_study
 from sweeps.trial_process import train_trial

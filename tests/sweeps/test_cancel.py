@@ -17,9 +17,11 @@ from attnres.status import boot_id
 from attnres.trial import Trial
 from sweeps import cancel
 from sweeps.executor import LocalExecutor
+from sweeps.interrupts import Interrupts
+from sweeps.jobs import FailurePolicy
 from sweeps.launch import launch
 from sweeps.launches import LaunchFile, running_launches
-from sweeps.runner import FailurePolicy, Interrupts, Runner
+from sweeps.runner import Runner
 from sweeps.state import read_state
 from sweeps.study import Study, write_study
 from sweeps.trial_process import train_trial

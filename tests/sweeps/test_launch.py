@@ -24,8 +24,10 @@ from attnres.lock import TrialLock
 from attnres.record import read_record
 from sweeps.config import LaunchConfig
 from sweeps.executor import LocalExecutor
+from sweeps.interrupts import Interrupts
+from sweeps.jobs import launch_order
 from sweeps.launch import report
-from sweeps.runner import Interrupts, Runner, launch_order
+from sweeps.runner import Runner
 from sweeps.state import read_state
 from sweeps.study import Study
 from sweeps.trial_process import Target, train_trial

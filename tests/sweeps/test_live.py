@@ -12,8 +12,8 @@ from rich.console import Console
 from sweeps_support import Workplace
 
 from attnres.lock import TrialLock
+from sweeps.jobs import Job, Progress
 from sweeps.live import Lines, LiveTable, Moment, Watch, headline, moment_of, render
-from sweeps.runner import Job, Progress
 from sweeps.state import TrialState
 from sweeps.study import Study
 from sweeps.study_eta import StudyEta

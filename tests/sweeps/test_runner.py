@@ -17,7 +17,8 @@ from attnres.status import StatusFile
 from attnres.stop import ask_to_cancel
 from sweeps import runner as running
 from sweeps.executor import in_training
-from sweeps.runner import FailurePolicy, Runner
+from sweeps.jobs import FailurePolicy
+from sweeps.runner import Runner
 from sweeps.signs import SignsOfLife
 from sweeps.state import read_state
 from sweeps.study import PlannedTrial, Study
