@@ -16,6 +16,7 @@ from types import TracebackType
 from attnres.errors import UserError
 
 LOCK_FILE = "lock"
+EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
 PROBE_SECONDS = 0.5  # `is_locked` holds the lock for an instant: who finds it taken looks again this long
 
 

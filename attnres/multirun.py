@@ -21,6 +21,7 @@ from attnres.cli import EXIT_USER_ERROR, reject_options, take_option
 from attnres.compose import Composed, compose_mapping, config_dir, user_error
 from attnres.config import TrialConfig, build_trial_config
 from attnres.errors import ConfigError, UserError
+from attnres.lock import EXIT_BUSY, TrialBusy
 from attnres.record import write_text_atomic
 from attnres.stop import EXIT_CANCELLED
 from attnres.wandb_key import hide
@@ -77,6 +78,8 @@ def run_hydra(argv: Sequence[str], run: Callable[[TrialConfig], int]) -> int:
             del os.environ["HYDRA_FULL_ERROR"]
     if len(codes) > 1:
         print(f"{counted(len(codes), 'trial')}: {', '.join(_count(codes))}")
+    if EXIT_BUSY in codes:
+        codes.append(EXIT_USER_ERROR)  # as of one trial alone
     return next((code for code in (1, EXIT_USER_ERROR, 3) if code in codes), 0)
 
 
@@ -144,6 +147,9 @@ def _guarded(trial: Callable[[], int]) -> int:
     """The exit code of a trial, with what went wrong printed: one failure never stops the rest."""
     try:
         return trial()
+    except TrialBusy as error:
+        print(f"error: {cli.one_line(str(error))}", file=sys.stderr)
+        return EXIT_BUSY
     except UserError as error:
         print(f"error: {cli.one_line(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -153,5 +159,11 @@ def _guarded(trial: Callable[[], int]) -> int:
 
 
 def _count(codes: Sequence[int]) -> list[str]:
-    words = {0: "finished", 3: "diverged", 1: "failed", EXIT_USER_ERROR: "with a mistake in the settings"}
+    words = {
+        0: "finished",
+        3: "diverged",
+        1: "failed",
+        EXIT_USER_ERROR: "with a mistake in the settings",
+        EXIT_BUSY: "being trained by another process",
+    }
     return [f"{codes.count(code)} {word}" for code, word in words.items() if code in codes]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Generic
 
-from attnres.lock import is_locked
+from attnres.lock import EXIT_BUSY, is_locked
 from attnres.origin import Origin
 from attnres.stop import EXIT_CANCELLED, cancel_asked
 from attnres.words import counted
@@ -25,7 +25,7 @@ from sweeps.jobs import FailurePolicy, Handle, Job, Progress, View
 from sweeps.signs import SignsOfLife
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import EXIT_BUSY, leave_word
+from sweeps.trial_process import leave_word
 
 POLL_SECONDS = 0.25
 LOOK_SECONDS = 1.0  # between two looks at trials of other processes, and for cancelled ones

@@ -24,7 +24,7 @@ from attnres.cli import EXIT_USER_ERROR
 from attnres.data.corpus import PackedCorpus
 from attnres.distributed.parent import ProcessesFailed
 from attnres.errors import RecordError, UserError
-from attnres.lock import TrialBusy, TrialLock, make_folder
+from attnres.lock import EXIT_BUSY, TrialBusy, TrialLock, make_folder
 from attnres.origin import Origin, origin_of
 from attnres.status import note_failure, read_status
 from attnres.stop import Preempted
@@ -40,7 +40,6 @@ PRELOAD = (
     "sweeps.live",
 )
 LOG_FILE = "log.txt"
-EXIT_BUSY = 75  # another process is training the trial (EX_TEMPFAIL of sysexits.h)
 
 # What a trial's process calls; it returns the process' exit code. Must be importable by name in the child.
 Target = Callable[[Trial, PackedCorpus], int]

@@ -349,6 +349,22 @@ def test_a_grid_with_a_trial_that_cannot_be_composed_trains_none(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_multirun_passes_over_what_another_process_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", *tiny_overrides(tmp_path, "seed=0,1", steps=2)]
+    assert run_command(main, words) == 0
+    first, second = sorted(tmp_path.glob("runs/*/*/record.json"))
+    first.unlink()
+    capsys.readouterr()
+    with TrialLock(first.parent):
+        assert run_command(main, words) == 2
+    said = capsys.readouterr()
+    assert "2 trials: 1 finished, 1 being trained by another process" in said.out
+    assert said.err.startswith(f"error: {first.parent}: process {os.getpid()} is already training this trial")
+    assert not first.exists() and second.exists()
+
+
 def test_a_short_run_that_ends_above_its_start_has_diverged(tmp_path: Path) -> None:
     trial, corpus = tiny_trial(tmp_path, "optim.learning_rate=1000", "optim.grad_clip=null")
     assert trial.steps < RECENT_STEPS

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from sweeps_support import Workplace
 
+from attnres.lock import EXIT_BUSY
 from attnres.stop import EXIT_CANCELLED
 from sweeps.endings import from_outside, last_words
 from sweeps.study import PlannedTrial
-from sweeps.trial_process import EXIT_BUSY
 
 
 @pytest.mark.parametrize(

@@ -129,17 +129,43 @@ def test_trials_without_their_fork_server_are_stopped_with_the_launch(workplace:
     assert [read_state(folder).state for folder in folders] == ["preempted"] * 2
 
 
+def lost(process: subprocess.Popen[bytes], **more: Any) -> Any:
+    """As a trial's handle is once its fork server has died. Its sentinel can be read, for ever."""
+    return SimpleNamespace(exitcode=255, pid=process.pid, **more)
+
+
+def leader() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "input()"]
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE)
+
+
 def test_an_ended_process_that_nobody_collects_does_not_go_on() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
-    lives = subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True, stdin=subprocess.PIPE)
+    ended, lives = leader(), leader()
     try:
+        ended.stdin.close()  # type: ignore[union-attr]
         stat = Path(f"/proc/{ended.pid}/stat")
         assert wait_until(lambda: stat.read_text().split()[2] == "Z", 30)
-        lost = [SimpleNamespace(exitcode=255, pid=process.pid) for process in (ended, lives)]
-        assert [executor._goes_on_alone(cast(Any, handle)) for handle in lost] == [False, True]
-        told = SimpleNamespace(exitcode=0, pid=lives.pid)
-        assert not executor._goes_on_alone(cast(Any, told))
+        assert [executor._goes_on_alone(lost(process)) for process in (ended, lives)] == [False, True]
+        assert not executor._goes_on_alone(cast(Any, SimpleNamespace(exitcode=0, pid=lives.pid)))
     finally:
         lives.communicate(b"\n")
         ended.wait()
-    assert not executor._goes_on_alone(cast(Any, lost[1]))
+    assert not executor._goes_on_alone(lost(lives))
+
+
+def test_a_trial_without_its_fork_server_is_waited_for_and_can_be_killed() -> None:
+    local, trial = executor.LocalExecutor(1, 20), leader()
+    read, write = os.pipe()
+    os.close(write)
+    handle = lost(trial, sentinel=read, kill=lambda: None)
+    try:
+        start = time.monotonic()
+        local.wait([handle], 0.2)
+        assert time.monotonic() - start > 0.15 and local.poll(handle) is None
+        local.stop(handle, force=True)
+        assert trial.wait(30) == -signal.SIGKILL
+        assert local.poll(handle) == 255
+    finally:
+        trial.kill()
+        trial.communicate()
+        os.close(read)

@@ -188,6 +188,19 @@ def test_a_measurement_that_is_killed_names_the_signal(
         timing.calibrate(study, lambda line: None)
 
 
+def test_a_measurement_says_how_long_it_waited_for_a_core(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, said = workplace.study("study.sizes=[tiny_a]", "study.rules=[prenorm]"), list[str]()
+    figures = {**asdict(Calibration(0.25, 0.5, 2.0, 400_000_000)), "waiting_share": 0.375}
+    done = subprocess.CompletedProcess[str]([], 0, f"{json.dumps(figures)}\n", "")
+    monkeypatch.setattr(timing.Children, "run", lambda *_: done)
+    assert timing.calibrate(study, said.append) == {
+        "tiny_a prenorm": Calibration(0.25, 0.5, 2.0, 400_000_000)
+    }
+    assert len([line for line in said if line.startswith("warning: ") and "38%" in line]) == 1
+
+
 @pytest.mark.slow
 def test_a_shape_that_cannot_be_timed_is_one_line(
     workplace: Workplace, capsys: pytest.CaptureFixture[str]

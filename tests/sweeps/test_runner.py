@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sweeps_support import Notes, Workplace, finished_record
 
+from attnres.lock import EXIT_BUSY
 from attnres.record import write_record
 from attnres.status import StatusFile
 from attnres.stop import ask_to_cancel
@@ -22,7 +23,6 @@ from sweeps.runner import Runner
 from sweeps.signs import SignsOfLife
 from sweeps.state import read_state
 from sweeps.study import PlannedTrial, Study
-from sweeps.trial_process import EXIT_BUSY
 
 Attempt = Callable[[Path], int | None]  # what it does in the trial's folder; its exit code, None: it runs on
 

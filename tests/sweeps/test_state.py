@@ -185,8 +185,8 @@ def test_status_before_the_first_launch_packs_nothing(
     assert [trial["id"] for trial in data["trials"]] == [None, None]
     assert [trial["name"] for trial in data["trials"]] == ["tiny_a-prenorm-s0", "tiny_a-attnres_block_n2-s0"]
     assert data["counts"]["pending"] == 2 and "is not packed yet" in data["unknown"]
-    for words in ([], ["--watch"]):
-        run_command(status.main, [*workplace.arguments("study.sizes=[tiny_a]"), *words])
+    for words, code in (([], 0), (["--watch"], 1)):
+        assert run_command(status.main, [*workplace.arguments("study.sizes=[tiny_a]"), *words]) == code
         assert "2 planned: 2 pending" in capsys.readouterr().out
     assert run_command(status.main, [*workplace.arguments(), "abc"]) == 2
     assert "abc: data.path=" in capsys.readouterr().err

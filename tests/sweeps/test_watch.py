@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -114,3 +115,22 @@ def test_json_has_the_planned_steps_of_a_trial_that_never_started(tmp_path: Path
     assert (trial["step"], trial["steps"]) == (3, 50)
     older = {**PLAN, "trials": [{"id": "b", "name": "trial b"}]}
     assert status_json(tmp_path, older)["trials"][0]["steps"] is None
+
+
+def test_json_has_every_field_of_the_docs(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "launching.md").read_text(encoding="utf-8")
+    table = text.partition("`sweeps.status --json`:")[2].partition("\n\n| field")[2].partition("\n\n")[0]
+    described: dict[str, str] = {}  # what a row says of its fields
+    for line in table.splitlines()[2:]:
+        names, _, words = line.strip("| ").partition(" | ")
+        described |= {name.strip(" |"): words for name in names.split(",")}
+    with LaunchFile(tmp_path, "local") as note:
+        note.write(pending=["a"], running=[], elsewhere=[], done=0, eta_seconds=None)
+        data = status_json(tmp_path, PLAN)
+    assert set(data) == set(described)
+    for group in ("launches", "trials"):
+        (one,) = data[group]
+        told = set(re.findall(r"[a-z_]+", described[group]))
+        assert set(one) <= told, set(one) - told
+        assert not {"heartbeat", "eta_seconds", "pid", "host", "locked"} - set(one)
+    assert data["launches"][0]["pending"] == ("a",)
