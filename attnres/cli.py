@@ -6,7 +6,9 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from attnres.compose import group_options
 from attnres.errors import UserError
@@ -20,6 +22,7 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
 
     Output that cannot be written (a full disk, a closed stdout) is an error too, exit code 1.
     """
+    sys.excepthook = _say_traceback  # of what nobody catches: it may go to a log as well
     try:
         _open_standard_files()
         code = main(list(sys.argv[1:] if argv is None else argv))
@@ -39,6 +42,10 @@ def run_command(main: Callable[[list[str]], int], argv: Sequence[str] | None = N
         print(f"error: {one_line(said)}", file=sys.stderr)
         _drop_output()
         return 1
+
+
+def _say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(hide("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
 
 
 def _flush() -> None:

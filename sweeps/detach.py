@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from attnres.errors import UserError
-from sweeps.trial_process import Log
+from attnres.output import hide_in_output
 
 LOG_FILE = "launch.log"
 
@@ -94,7 +94,7 @@ def _redirect(log: Path) -> None:
         if number > 2:
             os.close(number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = Log(1, "replace"), Log(2, "backslashreplace")
+    hide_in_output()
 
 
 def _command() -> str:

@@ -9,6 +9,7 @@ from attnres.origin import Origin
 from sweeps.study import PlannedTrial
 from sweeps.trial_process import LOG_FILE
 
+EXIT_LOST = 255  # multiprocessing's, where the fork server died and took the exit code with it
 _LOG_TAIL_BYTES = 4096
 
 
@@ -22,7 +23,7 @@ def from_outside(code: int) -> str | None:
         return "stopped from outside"
     if code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGBUS, 128 + signal.SIGABRT):
         return f"one of its processes was killed by {_signal_name(code - 128)}"
-    if code == 255:  # the fork server died and took the exit code with it
+    if code == EXIT_LOST:
         return "lost"
     return None
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from attnres.lock import is_locked
+from sweeps.endings import EXIT_LOST
 from sweeps.study import PlannedTrial
 from sweeps.trial_process import LOG_FILE, PRELOAD, Target, main, open_log, train_trial
 
 Handle = TypeVar("Handle")
 
 STARTS = 3  # of the fork server, for one attempt at a trial
-_SERVER_LOST = 255  # what multiprocessing gives for an exit code that nobody tells any more
 _SERVER_ENDS_SECONDS = 0.2  # from its last word until it is known to have ended
 
 
@@ -146,7 +146,7 @@ def in_training(planned: PlannedTrial) -> str | None:
 
 def _goes_on_alone(process: ForkServerProcess) -> bool:
     """Whether the fork server has died and this trial, whose exit code it would have told, has not."""
-    if process.exitcode != _SERVER_LOST:
+    if process.exitcode != EXIT_LOST:
         return False
     assert process.pid is not None
     try:

@@ -71,7 +71,9 @@ def moment_of(progress: Progress[Any], eta: StudyEta) -> Moment:
 
 
 def running_states(progress: Progress[Any]) -> dict[str, TrialState]:
-    return {job.planned.trial.id: read_state(job.planned.trial.folder) for job in progress.running}
+    """Of the trials that are being trained, here or elsewhere, by id."""
+    jobs = (*progress.running, *progress.elsewhere)
+    return {job.planned.trial.id: read_state(job.planned.trial.folder) for job in jobs}
 
 
 class Screen(Protocol):

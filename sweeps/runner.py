@@ -19,7 +19,7 @@ from attnres.lock import EXIT_BUSY, is_locked
 from attnres.origin import Origin
 from attnres.stop import EXIT_CANCELLED, cancel_asked
 from attnres.words import counted
-from sweeps.endings import from_outside, last_words
+from sweeps.endings import EXIT_LOST, from_outside, last_words
 from sweeps.executor import Executor
 from sweeps.jobs import FailurePolicy, Handle, Job, Progress, View
 from sweeps.signs import SignsOfLife
@@ -134,9 +134,10 @@ class Runner(Generic[Handle]):
         """An attempt has ended: done, to be tried again, or failed. The record outweighs the exit code."""
         folder, name = job.planned.trial.folder, job.planned.trial.name
         state = read_state(folder)
+        told_failure = state.state == "failed" and (state.attempts or 0) > job.attempts_before
         if state.ended:
             self._end(job, state)
-        elif code == EXIT_BUSY:
+        elif code == EXIT_BUSY or (code == EXIT_LOST and is_locked(folder)):
             job.attempts -= 1
             self.progress.elsewhere.append(job)
         elif cancel_asked(folder):
@@ -145,6 +146,8 @@ class Runner(Generic[Handle]):
             self.progress.left.append(job)
         elif code == EXIT_CANCELLED:
             self._end(job, replace(state, reason="its job was cancelled; a launch submits it again"))
+        elif code == EXIT_LOST and told_failure:
+            self._end(job, state)
         elif cause := cause or from_outside(code):
             if job.attempts <= self.max_retries:
                 self.view.say(f"{name}: {cause}; tried again")
@@ -153,7 +156,7 @@ class Runner(Generic[Handle]):
                 self._fail(job, cause + (f", {job.attempts} times" if job.attempts > 1 else ""), "outside")
         elif code == 0:
             self._fail(job, "its process ended without an error and without a finished record", "outside")
-        elif state.state == "failed" and (state.attempts or 0) > job.attempts_before:
+        elif told_failure:
             self._end(job, state)
         else:
             self._fail(job, *last_words(job.planned, code))

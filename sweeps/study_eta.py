@@ -17,15 +17,20 @@ class StudyEta:
         self.workers = workers  # None: a cluster's queue decides; as many as run at this moment
 
     def left(self, progress: Progress[Any], states: Mapping[str, TrialState]) -> float | None:
-        """Seconds until all that this launch runs is done; None while nothing is known."""
+        """Seconds until all trials of this launch are done, also those that others train; None: not known."""
         rate = self._seconds_per_flop(progress, states)
-        parts = [self._left(job, states.get(job.planned.trial.id), rate) for job in progress.running]
-        parts += [self._left(job, None, rate) for job in progress.pending]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        running, elsewhere = (
+            [self._left(job, states.get(job.planned.trial.id), rate) for job in jobs]
+            for jobs in (progress.running, progress.elsewhere)
+        )
+        pending = [self._left(job, None, rate) for job in progress.pending]
+        if None in (*running, *elsewhere, *pending):
             return None
-        workers = self.workers or sum(state.at_work for state in states.values())
-        return max([sum(known) / max(1, workers), *known[: len(progress.running)]], default=0.0)
+        ours = [seconds for seconds in (*running, *pending) if seconds is not None]
+        alone = [seconds for seconds in (*running, *elsewhere) if seconds is not None]  # one cannot be shared
+        at_work = (states.get(job.planned.trial.id) for job in progress.running)
+        workers = self.workers or sum(state is not None and state.at_work for state in at_work)
+        return max([sum(ours) / max(1, workers), *alone])
 
     def _left(self, job: Job[Any], state: TrialState | None, rate: float | None) -> float | None:
         if state is not None and state.eta_seconds is not None:

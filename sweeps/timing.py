@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 
@@ -38,10 +38,10 @@ def calibrate(
 
     Cells whose trials run in several processes, or would run out of memory, are left out, and named.
     """
-    found = {} if again else known(study)
-    missing = {p.cell: p for p in study.trials if p.cell not in found}
+    found = known(study)
+    missing = {p.cell: p for p in study.trials if again or p.cell not in found}
     side_by_side = capacity(study).side_by_side
-    for cells, why in (_in_several_processes(missing), _too_large(missing, side_by_side)):
+    for cells, why in (_in_several_processes(missing), *_too_large(missing, side_by_side)):
         if cells:
             others = f" and {counted(len(cells) - 1, 'other shape')}" if len(cells) > 1 else ""
             say(f"not timed: {cells[0]}{others}: {why}")
@@ -86,25 +86,24 @@ def _in_several_processes(missing: Mapping[str, PlannedTrial]) -> tuple[list[str
     return cells, "a trial runs in several processes"
 
 
-def _too_large(missing: Mapping[str, PlannedTrial], side_by_side: int) -> tuple[list[str], str]:
-    """Cells that would be killed while they are timed, and perhaps others with them; the largest first.
+def _too_large(missing: Mapping[str, PlannedTrial], side_by_side: int) -> Iterator[tuple[list[str], str]]:
+    """Cells of each device that would be killed while they are timed, and perhaps others with them; the
+    largest first.
 
     Their needs are lower bounds: what is left may still turn out too large.
     """
-    cells: list[str] = []
-    why = ""
     for device in dict.fromkeys(planned.trial.device for planned in missing.values()):
         available = available_memory(device)
         needs = [need(planned, {}) for planned in missing.values() if planned.trial.device == device]
         needs.sort(key=lambda one: one.bytes)
+        cells, why = list[str](), ""
         while available and needs and _together(needs, side_by_side) > available.bytes:
             largest, at_once = needs[-1], min(side_by_side, len(needs))
             together = f", {at_once} at once {gigabytes(_together(needs, at_once))}" if at_once > 1 else ""
             there = f"{gigabytes(available.bytes)} are available ({available.where})"
             why = why or f"a trial takes {largest}{together}, and {there}"
-            needs.pop()
-            cells.append(largest.cell)
-    return cells, why
+            cells.append(needs.pop().cell)
+        yield cells, why
 
 
 def _together(needs: Sequence[Need], side_by_side: int) -> int:

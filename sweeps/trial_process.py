@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import io
 import multiprocessing
 import os
 import signal
@@ -26,10 +25,10 @@ from attnres.distributed.parent import ProcessesFailed
 from attnres.errors import RecordError, UserError
 from attnres.lock import EXIT_BUSY, TrialBusy, TrialLock, make_folder
 from attnres.origin import Origin, origin_of
+from attnres.output import hide_in_output
 from attnres.status import note_failure, read_status
 from attnres.stop import Preempted
 from attnres.trial import Trial
-from attnres.wandb_key import hide
 
 TRAINING_MODULE = "attnres.train"  # by name: this package imports neither the model nor torch
 # What the fork server loads once for all trials: the training, and what that imports when it starts.
@@ -112,17 +111,6 @@ def open_log(log: Path) -> int:
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
-class Log(io.TextIOWrapper):
-    """A stream of a log, open as this number, into which no key gets, not even in a traceback."""
-
-    def __init__(self, number: int, errors: str) -> None:
-        raw = io.FileIO(number, "w", closefd=False)
-        super().__init__(io.BufferedWriter(raw), "utf-8", errors, line_buffering=True)
-
-    def write(self, text: str) -> int:
-        return super().write(hide(text))
-
-
 def redirect(log: Path) -> None:
     """stdin from nowhere (nothing may wait for an answer), stdout and stderr to the trial's log."""
     nowhere, output = os.open(os.devnull, os.O_RDONLY), open_log(log)
@@ -131,7 +119,7 @@ def redirect(log: Path) -> None:
     os.dup2(output, 2)
     os.close(nowhere)
     os.close(output)
-    sys.stdout, sys.stderr = Log(1, "replace"), Log(2, "backslashreplace")
+    hide_in_output()
 
 
 def _follow_launcher(grace_seconds: float) -> None:

@@ -327,6 +327,38 @@ def test_a_key_in_an_exception_reaches_no_log(tmp_path: Path, key: str, of: str)
     assert log.read_text().count("***") >= 2 and key not in log.read_text()
 
 
+@pytest.mark.slow
+def test_a_key_in_an_exception_of_one_of_several_processes_reaches_no_log(tmp_path: Path) -> None:
+    workplace = Workplace(tmp_path / "work")
+    spoil = tmp_path / "spoil"
+    spoil.mkdir()
+    (spoil / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'LOCAL_RANK' in os.environ:\n"
+        "    from attnres.learner import Learner\n"
+        "    def step(*_):\n"
+        "        raise RuntimeError('server said ' + os.environ['WANDB_API_KEY'])\n"
+        "    Learner.step = step\n"
+    )
+    words = ["study.sizes=[tiny_a]", "study.rules=[prenorm]", "runtime=ddp", "runtime.device=cpu"]
+    command = [sys.executable, "-m", "sweeps.launch", *workplace.arguments(*words)]
+    environment = _environment(WANDB_API_KEY=KEY, OMP_NUM_THREADS="1")
+    environment["PYTHONPATH"] = os.pathsep.join([str(spoil), environment["PYTHONPATH"]])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=workplace.root, env=environment)
+    assert done.returncode == 1 and "server said ***" in done.stdout
+    (log,) = workplace.runs.rglob("log.txt")
+    assert "RuntimeError: server said ***" in log.read_text()
+    assert not files_with(workplace.root, KEY) and KEY not in done.stdout + done.stderr
+
+
+def test_a_key_in_a_traceback_of_a_command_is_hidden(key: str) -> None:
+    script = (
+        f"from attnres.cli import run_command\ndef main(argv): raise RuntimeError({key!r})\nrun_command(main)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=_environment(), capture_output=True, text=True)
+    assert done.returncode == 1 and key not in done.stderr and "RuntimeError: ***" in done.stderr
+
+
 def test_what_a_cluster_is_given_holds_no_key(tmp_path: Path, key: str) -> None:
     """The arguments of a job are the trial, its corpus and numbers; none of them has seen the environment."""
     trial, corpus = tiny_trial(tmp_path, "tracking=wandb_online")

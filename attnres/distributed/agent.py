@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from attnres.distributed import launched, messages
+from attnres.output import hide_in_output
 from attnres.stop import STOP_SIGNALS
 
 AGENT_VARIABLE = "ATTNRES_AGENT_PID"
@@ -20,6 +21,7 @@ _TORCHRUN_HEEDS = "SIGHUP,SIGQUIT"
 
 
 def main(folder: Path, processes: int) -> int:
+    hide_in_output()
     launched.die_with_parent(launched.number(launched.PARENT_VARIABLE))
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the processes would inherit

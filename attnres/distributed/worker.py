@@ -18,12 +18,14 @@ from attnres.distributed.agent import AGENT_VARIABLE
 from attnres.distributed.group import LostProcess
 from attnres.errors import UserError
 from attnres.lock import TrialBusy
+from attnres.output import hide_in_output
 from attnres.stop import Preempted
 from attnres.train import train
 from attnres.trial import resolve
 
 
 def main() -> int:
+    hide_in_output()
     launched.die_with_parent(launched.number(AGENT_VARIABLE))
     folder = launched.messages_folder()
     assert folder is not None, "only a trial's own torchrun runs this; others run attnres.train"

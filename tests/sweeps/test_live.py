@@ -51,6 +51,24 @@ def test_eta_is_the_work_left_over_the_workers(study: Study) -> None:
     assert StudyEta({}, 1).left(progress, states) == pytest.approx(30.0 + rate * study.trials[3].flops)
 
 
+def test_eta_counts_what_others_train(study: Study) -> None:
+    """Their workers are not ours: the longest of theirs, or all of ours."""
+    progress, (_, running, _, other) = progress_of(study), (planned.trial.id for planned in study.trials)
+    progress.elsewhere.append(progress.pending.pop())
+    states = {
+        running: TrialState("running", eta_seconds=30.0),
+        other: TrialState("running", eta_seconds=70.0),
+    }
+    assert StudyEta({}, 1).left(progress, states) == 70.0
+    states[other] = TrialState("running", eta_seconds=10.0)
+    assert StudyEta({}, 1).left(progress, states) == 30.0
+    progress.running.clear()
+    assert StudyEta({}, 1).left(progress, states) == 10.0
+    progress.done.clear()
+    assert StudyEta({}, 1).left(progress, {}) is None
+    assert "left" not in headline(moment_of(progress, StudyEta({}, 2)))
+
+
 def test_eta_is_unknown_at_first(study: Study) -> None:
     progress = Progress[int](deque(Job[int](planned) for planned in study.trials))
     assert StudyEta({}, 2).left(progress, {}) is None

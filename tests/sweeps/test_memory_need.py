@@ -208,13 +208,20 @@ def test_what_would_not_fit_is_not_timed(workplace: Workplace, monkeypatch: pyte
         timed.clear()
         heard.clear()
         found = timing.calibrate(study, heard.append, again=True)
-        assert set(found) == set(timed) == set(needs) - set(too_large)
+        assert set(timed) == set(needs) - set(too_large)
+        assert set(found) == set(needs)  # the first round's are kept
         said = [line for line in heard if line.startswith("not timed: ")]
         assert len(said) == bool(too_large)
         if too_large:
             assert said[0].startswith(f"not timed: {largest}") and "2 at once" in said[0]
             assert said[0].endswith("are available (a test)")
             assert ("3 other shapes" in said[0]) == (room == 1)
+    # What was known stays known, where it cannot be timed again.
+    monkeypatch.setattr(timing, "available_memory", lambda _: Available(1, "a test"))
+    remember(study, {largest: 300}, 2)
+    timed.clear()
+    assert timing.calibrate(study, heard.append, again=True)[largest].seconds_per_step == 0.1
+    assert timed == []
     monkeypatch.setattr(timing, "available_memory", lambda _: None)  # nothing says
     assert set(timing.calibrate(study, heard.append, again=True)) == set(needs)
 

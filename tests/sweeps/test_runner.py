@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from sweeps_support import Notes, Workplace, finished_record
 
-from attnres.lock import EXIT_BUSY
+from attnres.lock import EXIT_BUSY, TrialLock
 from attnres.record import write_record
 from attnres.status import StatusFile
 from attnres.stop import ask_to_cancel
@@ -129,6 +131,34 @@ def test_so_many_retries_and_no_more(one: Study, number: int) -> None:
     assert ", 3 times" in notes.lines[-1]
     states, _, _ = run(one, *[code(number)] * 2, finish)  # the next launch counts anew
     assert states == ["finished"]
+
+
+def test_a_failure_that_a_trial_has_told_outweighs_a_lost_exit_code(one: Study) -> None:
+    """An exception would come again: it is not tried again because the fork server has died too."""
+
+    def fail_lost(folder: Path) -> int:
+        fail(folder)
+        return 255
+
+    states, _, notes = run(one, fail_lost)
+    assert states == ["failed"] and notes.lines[-1].endswith("failed: no luck")
+
+
+def test_who_is_lost_while_another_trains_it_has_used_up_no_retry(one: Study) -> None:
+    folder, lock = one.trials[0].trial.folder, ExitStack()
+
+    def lose(folder: Path) -> int:
+        lock.enter_context(TrialLock(folder))
+        return 255
+
+    def killed(folder: Path) -> int:
+        return -signal.SIGKILL
+
+    timer = threading.Timer(0.3, lock.close)
+    timer.start()
+    states, _, _ = run(one, lose, killed, killed, finish)
+    timer.join()
+    assert states == ["finished"] and folder.exists()
 
 
 def test_a_record_outweighs_the_exit_code(one: Study) -> None:
