@@ -99,7 +99,8 @@ def _too_large(missing: Mapping[str, PlannedTrial], side_by_side: int) -> Iterat
         cells, why = list[str](), ""
         while available and needs and _together(needs, side_by_side) > available.bytes:
             largest, at_once = needs[-1], min(side_by_side, len(needs))
-            together = f", {at_once} at once {gigabytes(_together(needs, at_once))}" if at_once > 1 else ""
+            alone = largest.bytes > available.bytes
+            together = "" if alone else f", {at_once} at once {gigabytes(_together(needs, at_once))}"
             there = f"{gigabytes(available.bytes)} are available ({available.where})"
             why = why or f"a trial takes {largest}{together}, and {there}"
             cells.append(needs.pop().cell)
