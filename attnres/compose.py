@@ -177,6 +177,9 @@ def user_error(error: Exception, overrides: Sequence[str]) -> UserError:
     if unknown := re.search(r"Could not override '([^']+)'", text):
         field = unknown.group(1)
         return ConfigError(field, given.get(field, ""), f"unknown key{_hint(field)}")
+    if not text:
+        files = [f"{key}={value}" for key, value in given.items() if "." not in key]
+        text = f"{' '.join(files)}: one of these YAML files cannot be read ({type(error).__name__})"
     return UserError(_one_line(text, given))
 
 
@@ -186,5 +189,8 @@ def _one_line(text: str, given: Mapping[str, str]) -> str:
     if bad := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
         field = bad.group(2)
         return f"{field}={given.get(field, '')}: there is no key {bad.group(1)} to take the value from"
+    if none := re.search(r"Could not find '[^']*' Available options in '([^']+)': (.*?) Config search", text):
+        group, names = none.groups()
+        return f"{group}={given.get(group, '')}: one of {', '.join(names.split())}"
     text = re.sub(r"reference_type=\S+|object_type=\S+", "", text).replace("full_key: ", "key ")
     return text.strip()

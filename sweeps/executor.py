@@ -29,6 +29,10 @@ STARTS = 3  # of the fork server, for one attempt at a trial
 _SERVER_ENDS_SECONDS = 0.2  # from its last word until it is known to have ended
 
 
+class ServerLost(OSError):
+    """An attempt could not be started, through no fault of its trial's: another one may be."""
+
+
 class Executor(Protocol[Handle]):
     """Runs trials. A handle stands for one attempt at one trial."""
 
@@ -44,7 +48,7 @@ class Executor(Protocol[Handle]):
         """What another launch has in hand for this trial, in words; None if nobody is at it."""
 
     def submit(self, planned: PlannedTrial) -> Handle:
-        """Start an attempt; returns at once."""
+        """Start an attempt; returns at once. Raises OSError, or ServerLost, if that cannot be done."""
 
     def poll(self, handle: Handle) -> int | None:
         """None while it runs; then its exit code, negative for the signal that ended it."""
@@ -101,7 +105,7 @@ class LocalExecutor:
                 return process
             except (EOFError, ConnectionError):  # the fork server died meanwhile: start() makes another
                 time.sleep(_SERVER_ENDS_SECONDS)
-        raise OSError(f"the process that trials are forked from died {STARTS} times (out of memory?)")
+        raise ServerLost(f"the process that trials are forked from died {STARTS} times (out of memory?)")
 
     def poll(self, handle: ForkServerProcess) -> int | None:
         if handle.exitcode is None or _goes_on_alone(handle):

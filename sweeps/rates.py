@@ -68,6 +68,9 @@ def build_rates(mapping: Any, name: str) -> RatesConfig:
     if not isinstance(refused, list) or not all(isinstance(one, Mapping) for one in refused):
         raise ConfigError("rates.refused", refused, "must be a list of groups of keys")
     for size, value in rates.items():
+        for key in (size, *(value if isinstance(value, Mapping) else ())):
+            if not isinstance(key, str):
+                raise ConfigError("rates", name, f"{key!r} is not the name of a size or rule")
         if (kind == "per_rule") != isinstance(value, Mapping):
             what = "must map rules to rates" if kind == "per_rule" else "must be a rate"
             raise ConfigError(f"rates.rates.{size}", value, f"{what}, as kind={kind} says")

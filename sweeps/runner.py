@@ -20,7 +20,7 @@ from attnres.origin import Origin
 from attnres.stop import EXIT_CANCELLED, cancel_asked
 from attnres.words import counted
 from sweeps.endings import EXIT_LOST, from_outside, last_words
-from sweeps.executor import Executor
+from sweeps.executor import Executor, ServerLost
 from sweeps.jobs import FailurePolicy, Handle, Job, Progress, View
 from sweeps.signs import SignsOfLife
 from sweeps.state import TrialState, read_state
@@ -113,7 +113,11 @@ class Runner(Generic[Handle]):
         try:
             job.handle = self.executor.submit(job.planned)
         except OSError as error:
-            self._fail(job, f"could not be started: {error}", "outside")
+            if isinstance(error, ServerLost) and job.attempts <= self.max_retries:
+                self.view.say(f"{job.planned.trial.name}: could not be started: {error}; tried again")
+                self.progress.pending.appendleft(job)
+            else:
+                self._fail(job, f"could not be started: {error}", "outside")
             return
         self.progress.running.append(job)
         why = f" ({state.past})" if state.past else ""

@@ -75,6 +75,12 @@ def load_search(words: Sequence[str], config_dir: str | None) -> SearchConfig:
     names = group_options(config_dir).get("search", [])
     if not any(word.startswith("search=") for word in words):
         raise UserError(f"search=: choose a search: {', '.join(names)}")
+    for word in words:
+        if word.startswith("search.space"):  # Hydra would merge it into the file's, key by key
+            key, _, value = word.partition("=")
+            raise ConfigError(
+                key, value, "write the space into DIR/search/NAME.yaml and add --config-dir DIR"
+            )
     mapping = compose_mapping("search", words, config_dir)["search"]
     if not isinstance(mapping, Mapping):
         raise ConfigError("search", mapping, "must be a group of keys")

@@ -87,6 +87,10 @@ def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) 
         (["rates=mixed"], "rates.rates.tiny_a=0.1: must map rules to rates, as kind=per_rule says"),
         (["rates=text"], "rates.rates.tiny_a='0.1': must be a positive number"),
         (["rates=nothing"], "rates.kind=none: and nothing has rates: kind is shared or per_rule"),
+        (["rates=number"], "rates=number: 5 is not the name of a size or rule"),
+        (["rates=null_key"], "rates=null_key "),
+        (["rates=null_key"], ": one of these YAML files cannot be read (KeyValidationError)"),
+        (["rates="], "rates=: one of huge, mixed, none, nothing"),
         (["rates=other"], "its file must have the keys kind, rates, refused, source"),
     ],
 )
@@ -101,6 +105,8 @@ def test_mistakes_are_one_line(
     write(workplace.configs / "rates/mixed.yaml", f"kind: per_rule\nrates: {{tiny_a: 0.1}}\n{rest}")
     write(workplace.configs / "rates/text.yaml", f"kind: shared\nrates: {{tiny_a: '0.1'}}\n{rest}")
     write(workplace.configs / "rates/nothing.yaml", f"kind: none\nrates: {{tiny_a: 0.1}}\n{rest}")
+    write(workplace.configs / "rates/number.yaml", f"kind: shared\nrates: {{tiny_a: 0.1, 5: 1}}\n{rest}")
+    write(workplace.configs / "rates/null_key.yaml", f"kind: shared\nrates: {{tiny_a: 0.1, null: 1}}\n{rest}")
     write(workplace.configs / "rates/other.yaml", "tiny_a: 0.1\n")
     assert run_command(plan.main, [*workplace.arguments(*words), "--no-calibrate"]) == 2
     error = capsys.readouterr().err

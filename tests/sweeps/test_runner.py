@@ -19,7 +19,7 @@ from attnres.record import write_record
 from attnres.status import StatusFile
 from attnres.stop import ask_to_cancel
 from sweeps import runner as running
-from sweeps.executor import in_training
+from sweeps.executor import ServerLost, in_training
 from sweeps.jobs import FailurePolicy
 from sweeps.runner import Runner
 from sweeps.signs import SignsOfLife
@@ -159,6 +159,18 @@ def test_who_is_lost_while_another_trains_it_has_used_up_no_retry(one: Study) ->
     states, _, _ = run(one, lose, killed, killed, finish)
     timer.join()
     assert states == ["finished"] and folder.exists()
+
+
+@pytest.mark.parametrize(("losses", "state"), [(2, "finished"), (3, "failed")])
+def test_an_attempt_that_could_not_be_started_is_tried_again(one: Study, losses: int, state: str) -> None:
+    def lost(folder: Path) -> int:
+        raise ServerLost("no memory")
+
+    states, _, notes = run(one, *[lost] * losses, *[finish] * (losses < 3))
+    assert states == [state]
+    assert sum("could not be started: no memory; tried again" in line for line in notes.lines) == 2
+    if state == "failed":
+        assert read_state(one.trials[0].trial.folder).origin == "outside"
 
 
 def test_a_record_outweighs_the_exit_code(one: Study) -> None:

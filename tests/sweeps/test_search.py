@@ -334,6 +334,7 @@ def test_a_journal_belongs_to_its_settings(
         (["search=bad_group"], "search.space.schedule=linear: one of cosine, wsd"),
         (["search=bad_other"], "search.space.optim.ns_steps=4: unknown key; another choice of optim has it"),
         (["search=1.5"], "search=1.5: reads as a number"),
+        (["search.space={}"], "search.space={}: write the space into DIR/search/NAME.yaml"),
     ],
 )
 def test_mistakes_are_one_line(
