@@ -178,8 +178,10 @@ def user_error(error: Exception, overrides: Sequence[str]) -> UserError:
         field = unknown.group(1)
         return ConfigError(field, given.get(field, ""), f"unknown key{_hint(field)}")
     if not text:
+        cause = error.__cause__ or error
+        why = re.sub(r"\s+", " ", str(cause)).strip() or type(cause).__name__
         files = [f"{key}={value}" for key, value in given.items() if "." not in key]
-        text = f"{' '.join(files)}: one of these YAML files cannot be read ({type(error).__name__})"
+        text = f"{' '.join(files)}: one of these YAML files cannot be used: {why}"
     return UserError(_one_line(text, given))
 
 

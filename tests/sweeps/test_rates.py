@@ -88,8 +88,10 @@ def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) 
         (["rates=text"], "rates.rates.tiny_a='0.1': must be a positive number"),
         (["rates=nothing"], "rates.kind=none: and nothing has rates: kind is shared or per_rule"),
         (["rates=number"], "rates=number: 5 is not the name of a size or rule"),
-        (["rates=null_key"], "rates=null_key "),
-        (["rates=null_key"], ": one of these YAML files cannot be read (KeyValidationError)"),
+        (
+            ["rates=null_key"],
+            "rates=null_key: one of these YAML files cannot be used: Incompatible key type 'NoneType'",
+        ),
         (["rates="], "rates=: one of huge, mixed, none, nothing"),
         (["rates=other"], "its file must have the keys kind, rates, refused, source"),
     ],
