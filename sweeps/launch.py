@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -150,7 +151,9 @@ def _print_detached(study: Study, pid: int) -> None:
 
 
 def _where(study: Study) -> str:
-    return "" if study.config.runs_dir == "runs" else f" runs_dir={study.config.runs_dir}"
+    """As a word of a command that can be pasted into a shell."""
+    runs_dir = study.config.runs_dir
+    return "" if runs_dir == "runs" else f" {shlex.quote(f'runs_dir={runs_dir}')}"
 
 
 def chosen_trials(study: Study, words: str | None) -> Sequence[PlannedTrial]:

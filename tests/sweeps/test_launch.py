@@ -26,7 +26,7 @@ from sweeps.config import LaunchConfig
 from sweeps.executor import LocalExecutor
 from sweeps.interrupts import Interrupts
 from sweeps.jobs import launch_order
-from sweeps.launch import report
+from sweeps.launch import _where, report
 from sweeps.runner import Runner
 from sweeps.state import read_state
 from sweeps.study import Study
@@ -198,3 +198,14 @@ def _no_other_threads_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor sets these for its children; leave the tests' own environment as it was."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
+
+
+@pytest.mark.parametrize(
+    ("runs_dir", "word"),
+    [("runs", ""), ("other/runs", " runs_dir=other/runs"), ("my runs", " 'runs_dir=my runs'")],
+)
+def test_the_next_command_can_be_pasted_into_a_shell(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, runs_dir: str, word: str
+) -> None:
+    monkeypatch.chdir(workplace.root)
+    assert _where(workplace.study(f'runs_dir="{runs_dir}"')) == word
