@@ -147,12 +147,9 @@ def _guarded(trial: Callable[[], int]) -> int:
     """The exit code of a trial, with what went wrong printed: one failure never stops the rest."""
     try:
         return trial()
-    except TrialBusy as error:
-        print(f"error: {cli.one_line(str(error))}", file=sys.stderr)
-        return EXIT_BUSY
     except UserError as error:
         print(f"error: {cli.one_line(str(error))}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return EXIT_BUSY if isinstance(error, TrialBusy) else EXIT_USER_ERROR
     except Exception:
         print(hide(traceback.format_exc()), file=sys.stderr, end="")
         return 1

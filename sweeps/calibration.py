@@ -127,7 +127,7 @@ def cache_key(planned: PlannedTrial, workers: int) -> str:
     return hashlib.sha256(json.dumps(shape | machine(), sort_keys=True).encode()).hexdigest()[:24]
 
 
-def processes_of(planned: PlannedTrial) -> int:
+def _processes(planned: PlannedTrial) -> int:
     return planned.trial.config.runtime.processes
 
 
@@ -160,7 +160,7 @@ def _from_record(planned: PlannedTrial) -> Calibration | None:
     if record["status"] != "finished" or record["environment"].get("cpu") != _processor():
         return None
     timing: Mapping[str, Any] = record["timing"]
-    if record["config"].get("runtime", {}).get("processes", 1) != processes_of(planned):
+    if record["config"].get("runtime", {}).get("processes", 1) != _processes(planned):
         return None
     if timing.get("attempts") != 1:
         return None  # its times hold the attempts that were cut off
