@@ -20,6 +20,7 @@ from analysis.settings import why_times_differ
 from analysis.study_data import StudyData
 from attnres.words import counted
 
+ONE_SEED = "one seed: no interval"  # a reading
 STEP_TIME = "median_step_train_seconds"
 
 
@@ -157,7 +158,7 @@ def _read(row: Difference, p_holm: float | None, baseline: str, confidence: floa
         return replace(row, reading="baseline")
     if p_holm is None:
         count = len(row.difference_per_seed)
-        return replace(row, reading="one seed: no interval" if count == 1 else "no pairs")
+        return replace(row, reading=ONE_SEED if count == 1 else "no pairs")
     if p_holm > 1 - confidence:
         return replace(row, p_holm=p_holm, reading="cannot tell")
     return replace(row, p_holm=p_holm, reading="lower" if row.difference_nats < 0 else "higher")

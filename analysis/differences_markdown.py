@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.differences import Difference, DifferenceResult
+from analysis.differences import ONE_SEED, Difference, DifferenceResult
 from analysis.differences_output import why_no_multiplier
 from analysis.markdown import escape, how_lines, name, p_text, table
 from analysis.paper_rows import PAPER_SCALE
@@ -43,20 +43,30 @@ def summary_lines(result: DifferenceResult) -> list[str]:
     """For the terminal: one line a rule, or a count where there are many."""
     compared = [row for row in result.rows if row.reading != "baseline"]
     if len(result.sizes) > 1:
-        lines = []
-        for rule in result.data.rules[1:]:
-            gaps = [row.difference_nats for row in compared if row.rule == rule and row.difference_per_seed]
-            if not gaps:
-                lines.append(f"{rule}: no pairs")
-                continue
-            lines.append(
-                f"{rule} against {result.data.baseline}: lower at {sum(gap < 0 for gap in gaps)} of "
-                f"{len(gaps)} sizes, difference {min(gaps):+.4f} to {max(gaps):+.4f} nats"
-            )
-        return lines
+        return [
+            _summary_of_sizes(rule, result.data.baseline, [row for row in compared if row.rule == rule])
+            for rule in result.data.rules[1:]
+        ]
     return [
         f"{row.rule}: {_nats(row)} nats against {result.data.baseline}: {row.reading}" for row in compared
     ]
+
+
+def _summary_of_sizes(rule: str, baseline: str, rows: Sequence[Difference]) -> str:
+    """What can be told stands beside the means: their range alone would read as an interval."""
+    rows = [row for row in rows if row.difference_per_seed]
+    if not rows:
+        return f"{rule}: no pairs"
+    readings = [row.reading for row in rows]
+    told = [f"{word} at {readings.count(word)}" for word in dict.fromkeys(readings)]
+    if set(readings) == {ONE_SEED}:
+        told = ["one seed, not known"]
+    lowest, highest = (pick(rows, key=lambda row: row.difference_nats) for pick in (min, max))
+    return (
+        f"{rule} against {baseline}: lower at {sum(row.difference_nats < 0 for row in rows)} of {len(rows)} "
+        f"sizes in the mean; beyond the spread of the seeds: {', '.join(told)}; means (no interval) "
+        f"{lowest.difference_nats:+.4f} nats at {lowest.size} to {highest.difference_nats:+.4f} at {highest.size}"
+    )
 
 
 def _head(result: DifferenceResult) -> list[str]:

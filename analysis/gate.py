@@ -47,13 +47,14 @@ class Gate:
         self.allow, self.offers = tuple(allow), offers
         self.let_pass: list[str] = []
 
-    def check(self, kind: str, offenders: Sequence[str], what: str) -> None:
+    def check(self, kind: str, offenders: Sequence[str], what: str, hint: str = "") -> None:
+        """`hint` follows a refusal: what else may be the reason."""
         if not offenders:
             return
         line = f"{what}: {name_some(offenders)}"
         if kind not in self.allow:
             how = f" (--allow {kind}: {ALLOWABLE[kind]})" if self.offers else ""
-            raise StudyError(f"{self.source}: {line}{how}")
+            raise StudyError(f"{self.source}: {line}{how}{'; ' if hint else ''}{hint}")
         self.let_pass.append(f"{kind}: {line}; {ALLOWABLE[kind]}")
 
 

@@ -7,7 +7,9 @@ nothing else.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from analysis.gate import Gate, StudyError, and_more, name_some
 from analysis.study_data import REPORTS, Found, StudyData, build_study, check_convention
 from attnres.errors import RecordError
 from attnres.record import RECORD_FILE, read_record
+from attnres.unplanned import describe_unplanned
 from attnres.words import counted
 
 STUDY_FILE = "study.json"
@@ -48,10 +51,21 @@ def read_plan(folder: Path, study: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise StudyError(f"{path}: is missing; python -m sweeps.launch study={study} writes it") from None
+        raise StudyError(f"{path}: is missing; {_without_plan(folder, study)}") from None
     except UnicodeDecodeError as error:
         raise StudyError(f"{path}: torn or not JSON ({error})") from None
     return parse_plan(text, str(path))
+
+
+def _without_plan(folder: Path, study: str) -> str:
+    """How a folder of trials becomes a report: those of attnres.train belong to no study."""
+    if any(folder.glob(f"*/{RECORD_FILE}")) and any(folder.rglob("run-*.wandb")):
+        source = shlex.quote(f"source=wandb:{folder}")
+        return (
+            "its trials were not launched as a study (attnres.train writes no plan); their W&B files make a "
+            f"report: python -m analysis.report {source}"
+        )
+    return f"python -m sweeps.launch study={study} writes it"
 
 
 def parse_plan(text: str, place: str) -> dict[str, Any]:
@@ -100,14 +114,15 @@ def read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) 
     planned = {trial["id"]: trial for trial in plan["trials"]}
     records: dict[str, dict[str, Any]] = {}
     torn: dict[str, str] = {}
-    stray, misplaced = [], []
+    stray: dict[str, Path] = {}
+    misplaced = []
     paths = sorted(folder.glob(f"*/{RECORD_FILE}"))
     if not paths:
         raise StudyError(f"{gate.source}: no records in {folder} (of {len(planned)} planned trials)")
     for path in paths:
         trial = path.parent.name
         if trial not in planned:
-            stray.append(trial)
+            stray[trial] = path
             continue
         try:
             records[trial] = read_record(path)
@@ -124,9 +139,18 @@ def read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) 
     gate.check("torn", list(torn.values()), f"{len(torn)} of {counted(len(paths), 'record')} cannot be read")
     notes = []
     if stray:
-        notes.append(f"ignored, not in the plan: {counted(len(stray), 'record')}: {name_some(stray)}")
+        notes.append(f"ignored, not in the plan: {counted(len(stray), 'record')}: {name_some(list(stray))}")
     absent = dict.fromkeys(torn, "torn")
-    return Found(study, folder, plan, str(folder / STUDY_FILE), records, absent, notes)
+    unplanned = _unplanned(stray, plan["trials"]) if stray else ""
+    return Found(study, folder, plan, str(folder / STUDY_FILE), records, absent, notes, None, unplanned)
+
+
+def _unplanned(paths: Mapping[str, Path], trials: Sequence[Mapping[str, Any]]) -> str:
+    records = []
+    for path in paths.values():
+        with suppress(RecordError):
+            records.append(read_record(path))
+    return describe_unplanned(records, trials, len(paths) - len(records))
 
 
 def check_against_plan(

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.rates import RateCurve, RatesResult
 from attnres.rates_file import Choice, Optimum, Refusal, rounded, write_rates_file
+from attnres.words import counted
 
 
 def write_choice(result: RatesResult, choice: Choice, how: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -32,7 +33,7 @@ def write_choice(result: RatesResult, choice: Choice, how: Mapping[str, Any]) ->
     ]
     write_rates_file(choice.target, choice.kind, optima, refused, _source(result, how))
     lines = [f"refused: {one.size} {one.rule}: {one.why}" for one in refused]
-    lines.append(f"rates: {choice.target.path} ({len(optima)} rates; use: {choice.target.usage})")
+    lines.append(f"rates: {choice.target.path} ({counted(len(optima), 'rate')}; use: {choice.target.usage})")
     return lines, not refused
 
 

@@ -71,6 +71,7 @@ class Found:
     absent: Mapping[str, str]
     notes: Sequence[str]
     curves: Mapping[str, Curve] | None = None
+    unplanned: str = ""  # what there is besides the plan's trials, in words
 
 
 def check_convention(convention: str) -> None:
@@ -98,7 +99,7 @@ def build_study(
         report = "multiplier"  # one rate is chosen
     chosen = every if report == "rates" else select(every, where, gate.source)
     rules = rules_of(chosen, baseline or plan["baseline"], least=1 if report == "rates" else least_rules)
-    usable = _usable(chosen, rules, gate)
+    usable = _usable(chosen, rules, gate, found.unplanned)
     _check_same(usable, "data_fingerprint", "mixed_data", "training data", gate)
     _check_same(usable, "validation_fingerprint", "mixed_validation", "validation set", gate)
     check_losses(usable, gate.source)
@@ -144,11 +145,11 @@ def rates_note(plan: Mapping[str, Any]) -> list[str]:
     return [f"learning rates are those of rates={rates.get('name')} (study {rates.get('study')}), {whose}"]
 
 
-def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate) -> pd.DataFrame:
+def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate, unplanned: str) -> pd.DataFrame:
     """Rows with a final loss; every other trial or empty cell of the grid goes through the gate."""
     missing = list(chosen.loc[chosen["status"] == "missing", "trial"])
     missing += empty_cells(chosen, rules)
-    gate.check("missing", missing, f"{len(missing)} of {len(chosen)} trials have no record")
+    gate.check("missing", missing, f"{len(missing)} of {len(chosen)} trials have no record", unplanned)
     keep = ["finished"]
     for status, has in (
         ("failed", "failed"),

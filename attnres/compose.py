@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # It lives as long as the caller wants: files that change in between are not seen.
 Composed = dict[tuple[str, ...], "DictConfig"]
 
+_OFTEN_OWN = ("study", "search", "rates")  # groups of which users write files of their own
+
 PACKAGE_DIR = Path(__file__).resolve().parent
 
 
@@ -38,7 +40,12 @@ def config_dir() -> Path:
 
 
 def group_options(extra_dir: str | None = None) -> dict[str, list[str]]:
-    """Config groups and the names that each offers, shipped and in the user's own folder (`--config-dir`)."""
+    """Config groups and the names that each offers, shipped and in the user's own folder (`--config-dir`).
+
+    UserError for a folder that does not exist: all that follows would name what is not found in it.
+    """
+    if extra_dir and not Path(extra_dir).is_dir():
+        raise UserError(f"--config-dir={extra_dir}: no such folder")
     groups: dict[str, set[str]] = {}
     for root in [config_dir(), *([Path(extra_dir)] if extra_dir else [])]:
         for file in root.glob("*/*.yaml"):
@@ -73,11 +80,7 @@ def compose_mapping(
         if key in given:  # Hydra would take the last in silence
             raise ConfigError(key, value, f"is given twice, also as {key}={given[key]}")
         given[key] = value
-    extra = []
-    if extra_dir:
-        if not Path(extra_dir).is_dir():
-            raise UserError(f"--config-dir={extra_dir}: no such folder")
-        extra = [f"hydra.searchpath=[file://{Path(extra_dir).resolve()}]"]
+    extra = [f"hydra.searchpath=[file://{Path(extra_dir).resolve()}]"] if extra_dir else []
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
@@ -133,7 +136,7 @@ def _check_override(override: str, options: Mapping[str, Sequence[str]], extra_d
         close = difflib.get_close_matches(value, options[key], 1)
         hint = f"did you mean {close[0]}? " if close else ""
         # A study's folder in runs_dir does not have the study's file.
-        own = "; your own files need --config-dir DIR" if key == "study" and not extra_dir else ""
+        own = "; your own files need --config-dir DIR" if key in _OFTEN_OWN and not extra_dir else ""
         raise ConfigError(key, value, f"{hint}one of {', '.join(options[key])}{own}")
     _check_grammar(override, key, value, key in options)
 

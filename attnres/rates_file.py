@@ -95,7 +95,8 @@ def take_choice(argv: list[str], needs_choice: bool = True) -> Choice | None:
             (config_dir and needs_choice, "--config-dir"),
         ):
             if given:
-                raise UserError(f"{option}: goes with --write-rates")
+                unneeded = "a report needs no config files; it " if option == "--config-dir" else ""
+                raise UserError(f"{option}: {unneeded}goes with --write-rates")
         return None
     if shared and per_rule:
         raise ConfigError("--write-rates", text, "--shared and --per-rule are both given; choose one")

@@ -236,7 +236,7 @@ def _left(
 
 def _print_failures(bad: Sequence[tuple[PlannedTrial, TrialState]]) -> None:
     for planned, state in bad:
-        print(f"  {planned.trial.name}: {state.state}: {state.reason} ({planned.trial.folder})")
+        print(f"  {planned.title}: {state.state}: {state.reason} ({planned.trial.folder})")
 
 
 def _eta(study: Study, executor: Executor[Any]) -> StudyEta:

@@ -85,7 +85,7 @@ class Runner(Generic[Handle]):
             if state.ended:
                 self._end(job, state)
             elif other := self._elsewhere(job, state):
-                self.view.say(f"{job.planned.trial.name}: {other}")
+                self.view.say(f"{job.planned.title}: {other}")
                 progress.elsewhere.append(job)
             elif self._is_left_alone(job, state):
                 self._end(job, state)
@@ -114,7 +114,7 @@ class Runner(Generic[Handle]):
             job.handle = self.executor.submit(job.planned)
         except OSError as error:
             if isinstance(error, ServerLost) and job.attempts <= self.max_retries:
-                self.view.say(f"{job.planned.trial.name}: could not be started: {error}; tried again")
+                self.view.say(f"{job.planned.title}: could not be started: {error}; tried again")
                 self.progress.pending.appendleft(job)
             else:
                 self._fail(job, f"could not be started: {error}", "outside")
@@ -122,7 +122,7 @@ class Runner(Generic[Handle]):
         self.progress.running.append(job)
         why = f" ({state.past})" if state.past else ""
         done = "submitted" if self.executor.queues else "started"
-        self.view.say(f"{job.planned.trial.name}: {done}{why}")
+        self.view.say(f"{job.planned.title}: {done}{why}")
 
     def _collect(self) -> None:
         for job in list(self.progress.running):
@@ -136,7 +136,7 @@ class Runner(Generic[Handle]):
 
     def _settle(self, job: Job[Handle], code: int, cause: str | None = None) -> None:
         """An attempt has ended: done, to be tried again, or failed. The record outweighs the exit code."""
-        folder, name = job.planned.trial.folder, job.planned.trial.name
+        folder, name = job.planned.trial.folder, job.planned.title
         state = read_state(folder)
         told_failure = state.state == "failed" and (state.attempts or 0) > job.attempts_before
         if state.ended:
@@ -175,7 +175,7 @@ class Runner(Generic[Handle]):
         if job.attempts or state.state not in ("finished", "failed"):  # these were said by an earlier launch
             loss = f", loss {state.loss_nats:.4f}" if state.state == "finished" else ""
             reason = f": {state.reason}" if state.reason else ""
-            self.view.say(f"{job.planned.trial.name}: {state.state}{loss}{reason}")
+            self.view.say(f"{job.planned.title}: {state.state}{loss}{reason}")
 
     def _look_around(self) -> None:
         """Trials of other processes, finished or free to be taken over; trials that the user cancels."""
@@ -205,7 +205,7 @@ class Runner(Generic[Handle]):
             if not is_locked(job.planned.trial.folder):
                 self.executor.withdraw(job.handle)
         elif now - job.cancelled_at > self.grace_seconds:
-            self.view.say(f"{job.planned.trial.name}: does not stop; killed")
+            self.view.say(f"{job.planned.title}: does not stop; killed")
             self.executor.stop(job.handle, force=True)
             job.cancelled_at = float("inf")
 

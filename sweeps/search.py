@@ -21,6 +21,7 @@ from attnres.rates_file import take_choice
 from attnres.trial import resolve
 from sweeps.capacity import capacity
 from sweeps.choices import Axis
+from sweeps.config import load_sweep
 from sweeps.executors import open_executor
 from sweeps.interrupts import Interrupts
 from sweeps.launch import heeded, launch
@@ -30,6 +31,7 @@ from sweeps.search_check import check_space
 from sweeps.search_config import SearchConfig, load_search
 from sweeps.search_journal import Journal, Suggestion, Told, open_journals
 from sweeps.search_output import print_search, rates_of_search, search_json, write_search
+from sweeps.search_words import completed, recall, remember
 from sweeps.state import read_state
 from sweeps.study import PlannedTrial, Study, load_study, write_study
 from sweeps.study_eta import StudyEta
@@ -49,7 +51,8 @@ runs_dir/STUDY-SEARCH/.
   study.KEY=VALUE   changes the study: study.sizes=[cpu_50k] study.rules=[prenorm] study.seeds=[0,1]
   launch.workers=N, executor=NAME, anything else: as for sweeps.launch
   --json            what has been found so far, for programs; trains nothing
-  --show            the same as a table
+  --show            the same as a table. Both need study, search and runs_dir alone: the search remembers
+                    what else it was started with
   --retry-failed    trains again what failed of its own (an exception), where it has not been told yet
   --write-rates NAME --config-dir DIR, --shared, --per-rule: the best learning rates as a file that studies
                     use, as for analysis.report; refused at an edge of the searched range
@@ -132,20 +135,17 @@ def main(argv: list[str]) -> int:
     reject_options(argv)
     if choice is not None and config_dir is not None and not Path(config_dir).exists():
         config_dir = None  # it comes into being with the file of rates
-    search = open_search(argv, config_dir)
+    search = open_search(argv, config_dir, looks=as_json or show)
     if choice is not None and list(search.config.space) != ["optim.learning_rate"]:
         keys = ", ".join(search.config.space)
         why = f"a file of rates holds learning rates alone, and the search's space is {keys}"
         raise ConfigError("--write-rates", choice.target.name, why)
     code = 0
     if as_json or show:
-        if not search.folder.is_dir():
-            why = "there is no search yet; the same command without --show or --json starts it"
-            raise UserError(f"{search.folder}: {why}")
         journals = search.open(alone=False)
     else:
         check_space(search.config.space, search.study.trials[0], config_dir)
-        journals, code = run(search, retry_failed)
+        journals, code = run(search, retry_failed, argv)
     found = search_json(search.study, search.config, journals, search.trials_of)
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False))
@@ -158,22 +158,41 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def open_search(argv: Sequence[str], config_dir: str | None) -> Search:
-    """Resolve both halves of the command line."""
+def open_search(argv: Sequence[str], config_dir: str | None, looks: bool = False) -> Search:
+    """Resolve both halves of the command line. Who only `looks` need not give again what it was started with."""
+    config, theirs = _halves(argv, config_dir)
+    if looks:
+        sweep = load_sweep(theirs, config_dir)
+        folder = Path(sweep.runs_dir) / sweep.study.name / FOLDER
+        if not folder.is_dir():
+            why = "there is no search yet; the same command without --show or --json starts it"
+            raise UserError(f"{folder}: {why}")
+        config, theirs = _halves(completed(argv, recall(folder)), config_dir)
+    return Search(load_study(theirs, config_dir, say), config, config_dir)
+
+
+def _halves(argv: Sequence[str], config_dir: str | None) -> tuple[SearchConfig, list[str]]:
+    """The search, and the words of its study, which has a name of its own."""
     ours = [word for word in argv if word.partition("=")[0].partition(".")[0] == "search"]
     config = load_search(ours, config_dir)
     theirs = [word for word in argv if word not in ours]
     given = dict(word.partition("=")[::2] for word in theirs)
     if "study" in given and "study.name" not in given:
         theirs.append(f"study.name={given['study']}-{config.name}")
-    return Search(load_study(theirs, config_dir, say), config, config_dir)
+    return config, theirs
 
 
-def run(search: Search, retry_failed: bool = False) -> tuple[dict[str, Journal], int]:
-    """Rounds of ask, train, tell until every cell has its suggestions; the exit code."""
+def run(
+    search: Search, retry_failed: bool = False, words: Sequence[str] = ()
+) -> tuple[dict[str, Journal], int]:
+    """Rounds of ask, train, tell until every cell has its suggestions; the exit code.
+
+    `words` are the overrides that this search was started with.
+    """
     try:
         with TrialLock(search.folder):
             journals = search.open(alone=True)
+            remember(search.folder, words)
             code = _rounds(search, journals, retry_failed)
             write_search(search.folder, search_json(search.study, search.config, journals, search.trials_of))
             return journals, code

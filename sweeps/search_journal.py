@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from attnres.errors import ConfigError, UserError
 from sweeps.search_config import Choices, Range, SearchConfig
+from sweeps.search_words import recall, settings
 
 JOURNAL_FILE = "journal.log"
 
@@ -145,7 +146,10 @@ def open_journals(
         elif before != made_with:
             same = isinstance(before, dict) and before.get("trials") == made_with["trials"]
             what = "another space" if same else "other settings of its trials"
-            why = f"{path} has suggestions for {cell} made with {what}; give search.name=... another name"
+            advice = "give search.name=... another name"
+            if not same and (words := settings(recall(folder))):
+                advice = f"it was started with {words}: give these, or {advice.removeprefix('give ')}"
+            why = f"{path} has suggestions for {cell} made with {what}; {advice}"
             raise ConfigError("search.name", search.name, why)
         journals[cell] = Journal(study, search)
     return journals

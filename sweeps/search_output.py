@@ -21,6 +21,7 @@ from sweeps.table import print_table
 JSON_FILE = "search.json"
 SHOWN = 10  # rows of the table for each size and rule
 EDGE = 0.05  # of the range, in its own scale: an optimum so near to an end is none
+_WORDS = {"running": "without a result yet"}  # for people: it may have been stopped
 FEWEST = 5  # suggestions that finished, for an optimum
 
 TrialsOf = Callable[[str, Suggestion], list[PlannedTrial]]
@@ -80,13 +81,14 @@ def write_search(folder: Path, found: Mapping[str, Any]) -> Path:
 
 def print_search(found: Mapping[str, Any]) -> None:
     keys = list(found["space"])
-    rows, counts = [], []
+    rows, counts, hidden = [], [], 0
     for cell in found["cells"]:
         for one in cell["suggestions"][:SHOWN]:
             loss = "" if one["loss_nats"] is None else f"{one['loss_nats']:.4f}"
             values = [_short(one["values"][key]) for key in keys]
-            rows.append([cell["size"], cell["rule"], *values, loss, one["state"], ", ".join(one["trials"])])
-        states = [one["state"] for one in cell["suggestions"]]
+            rows.append([cell["size"], cell["rule"], *values, loss, _word(one), ", ".join(one["trials"])])
+        hidden += max(0, len(cell["suggestions"]) - SHOWN)
+        states = [_word(one) for one in cell["suggestions"]]
         words = [f"{states.count(word)} {word}" for word in dict.fromkeys(states)]
         distinct = len({tuple(one["trials"]) for one in cell["suggestions"]})
         counts.append(
@@ -99,7 +101,13 @@ def print_search(found: Mapping[str, Any]) -> None:
         f"mean over seeds {found['seeds']}"
     )
     print_table(title, columns, rows, ["size", "rule", "state", "trial"])
+    if hidden:
+        print(f"the best {SHOWN} of each size and rule are shown; --json has the other {hidden}")
     print("\n".join([*counts, f"trials: {found['folder']}"]))
+
+
+def _word(one: Mapping[str, Any]) -> str:
+    return _WORDS.get(one["state"], one["state"])
 
 
 def _short(value: Any) -> str:

@@ -6,12 +6,15 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
-from attnres.errors import ConfigError, UserError
+from attnres.errors import ConfigError, RecordError, UserError
+from attnres.record import read_trial_record
+from attnres.unplanned import describe_unplanned
 from attnres.words import counted
 from sweeps.launches import running_launches
 from sweeps.plan_file import load_plan
@@ -88,9 +91,11 @@ def only(plan: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     return {**plan, "trials": chosen, "all": plan["trials"]}
 
 
-def print_status(status: Mapping[str, Any]) -> None:
-    columns = ["trial", "state", "step", "loss", "tokens/s", "time", "reason"]
-    rows = [_cells(trial) for trial in status["trials"]]
+def print_status(status: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    """For people; `plan` is that of the status."""
+    axes = list(dict.fromkeys(key for trial in status["trials"] for key in trial.get("axes") or ()))
+    columns = ["trial", *axes, "state", "step", "loss", "tokens/s", "time", "reason"]
+    rows = [_cells(trial, axes) for trial in status["trials"]]
     print_table(f"study {status['study']} in {status['folder']}", columns, rows, ["trial", "state", "reason"])
     counts = [f"{count} {name}" for name, count in status["counts"].items() if count]
     print(f"{len(rows)} planned: {', '.join(counts)}")
@@ -99,15 +104,23 @@ def print_status(status: Mapping[str, Any]) -> None:
     if status["unknown"]:
         print(status["unknown"])
     if foreign := status["foreign"]:
-        others = counted(len(foreign), "other trial folder is", "other trial folders are")
-        print(f"{others} not in this plan (of another budget or version, say)")
+        print(_unplanned(Path(status["folder"]), foreign, plan.get("all", plan["trials"])))
 
 
-def _cells(trial: Mapping[str, Any]) -> list[str]:
+def _unplanned(folder: Path, ids: Sequence[str], planned: Sequence[Mapping[str, Any]]) -> str:
+    records = []
+    for trial in ids:
+        with suppress(RecordError):
+            records.append(read_trial_record(folder / trial))
+    return describe_unplanned(records, planned, len(ids) - len(records))
+
+
+def _cells(trial: Mapping[str, Any], axes: Sequence[str]) -> list[str]:
     state = TrialState(**{name: trial[name] for name in TrialState.__dataclass_fields__})
     step = "" if state.step is None else f"{state.step:,}" + (f"/{state.steps:,}" if state.steps else "")
     return [
         trial["name"],
+        *(str((trial.get("axes") or {}).get(key, "")) for key in axes),
         state.state,
         step,
         "" if state.loss_nats is None else f"{state.loss_nats:.4f}",
@@ -142,7 +155,7 @@ def main(argv: list[str]) -> int:
     if as_json:
         print(json.dumps(status, indent=1))
     else:
-        print_status(status)
+        print_status(status, plan)
     return 1 if live and status["counts"]["finished"] < len(status["trials"]) else 0
 
 

@@ -46,9 +46,20 @@ class PlannedTrial:
         return " ".join([self.size, self.rule, *(f"{key}={value}" for key, value in self.axes.items())])
 
     @property
+    def title(self) -> str:
+        """For lines that stand alone: names do not say the values of axes."""
+        return with_axes(self.trial.name, self.axes)
+
+    @property
     def flops(self) -> int:
         """Training FLOPs of the whole run, convention "total"."""
         return self.trial.training_flops()["total"]
+
+
+def with_axes(name: str, axes: Mapping[str, Any] | None) -> str:
+    """A trial's name and its place on the study's axes."""
+    values = ", ".join(f"{key}={value}" for key, value in (axes or {}).items())
+    return f"{name} ({values})" if values else name
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from sweeps.launches import LaunchNote, running_launches
 from sweeps.live import Moment, Screen
 from sweeps.signs import SignsOfLife
 from sweeps.state import TrialState, read_state
+from sweeps.study import with_axes
 
 POLL_SECONDS = 0.5
 _FILES_A_SECOND = 200  # that watching asks a file system for
@@ -92,5 +93,6 @@ def _say_changes(
         if said.get(trial["id"], state.state) != state.state:
             loss = f", loss {state.loss_nats:.4f}" if state.state == "finished" else ""
             reason = f": {state.reason}" if state.reason else ""
-            screen.say(f"{trial['name']}: {state.state}{loss}{reason}")
+            name = with_axes(trial["name"], trial.get("axes"))
+            screen.say(f"{name}: {state.state}{loss}{reason}")
         said[trial["id"]] = state.state

@@ -150,6 +150,25 @@ def test_readings_tell_lower_from_higher_and_from_nothing(tmp_path: Path) -> Non
     assert [row.reading for row in rows] == ["baseline", "lower", "higher", "cannot tell"]
 
 
+def test_the_headline_of_several_sizes_says_what_can_be_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The means of both sizes are below the baseline's; their range is no interval, and is not read as one."""
+    unsure = {"prenorm": (2.0, 2.1, 2.2), "attnres_full": (1.9, 2.11, 2.18)}
+    sure = {"prenorm": (1.8, 1.9, 2.0), "attnres_full": (1.78, 1.8801, 1.98)}
+    write(tmp_path, pd.concat([trials(unsure, "small"), trials(sure, "large")]))
+    line = (
+        "attnres_full against prenorm: lower at 2 of 2 sizes in the mean; beyond the spread of the seeds: "
+        "cannot tell at 1, lower at 1; means (no interval) -0.0367 nats at small to -0.0200 at large"
+    )
+    assert line in report(tmp_path)[1].replace("\\", "")
+    assert line in capsys.readouterr().out
+    one = {rule: losses[:1] for rule, losses in unsure.items()}
+    write(tmp_path, pd.concat([trials(one, "small"), trials(one, "large")]), study="t")
+    assert main(["study=t", f"runs_dir={tmp_path}", "--no-figures"]) == 0
+    assert "beyond the spread of the seeds: one seed, not known;" in capsys.readouterr().out
+
+
 def test_pairing_takes_a_seed_effect_out(tmp_path: Path) -> None:
     effect = np.array([0.0, 0.4, 0.8])
     losses = {"prenorm": 2 + effect, "attnres_full": 1.9 + effect + [0, 1e-4, 0]}

@@ -362,3 +362,26 @@ def test_torn_records_are_let_pass_by_that_word_alone(tmp_path: Path) -> None:
 def test_a_plan_malformed_by_hand(tmp_path: Path, change: Edit, message: str) -> None:
     edit(make(tmp_path) / "study.json", change)
     assert re.search(message, refusal(tmp_path))
+
+
+def test_records_of_another_seed_are_named_where_the_plans_are_missing(tmp_path: Path) -> None:
+    """A launch with other seeds makes a plan of these alone; the finished trials are still there."""
+    folder = make(tmp_path)
+    plan = json.loads((folder / "study.json").read_text())
+    for trial in plan["trials"]:
+        trial.update(id=f"{trial['id'][:8]}beef", seed=trial["seed"] + 2)
+    (folder / "study.json").write_text(json.dumps(plan))
+    line = refusal(tmp_path)
+    assert "16 of 16 trials have no record" in line
+    assert "; 16 other trial folders are not in this plan: seed 0, 1 where the plan has 2, 3; " in line
+    assert line.endswith("one with all of them (study.seeds=[0,1,2,3], say) has them again")
+
+
+def test_trials_without_a_study_are_pointed_to_their_wandb_files(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    (folder / "study.json").unlink()
+    assert refusal(tmp_path).endswith("study.json: is missing; python -m sweeps.launch study=s writes it")
+    log = folder / "wandb" / "offline-run-1" / "run-1.wandb"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    assert refusal(tmp_path).endswith(f"python -m analysis.report source=wandb:{folder}")

@@ -191,6 +191,7 @@ def test_a_file_with_other_rates_is_kept(tmp_path: Path, capsys: pytest.CaptureF
         (["--write-rates=rates/none.yaml"], "is not none"),
         (["--write-rates=a", "--shared", "--per-rule"], "--shared and --per-rule are both given"),
         (["--per-rule"], "--per-rule: goes with --write-rates"),
+        (["--config-dir=x"], "--config-dir: a report needs no config files; it goes with --write-rates"),
     ],
 )
 def test_mistakes_are_one_line(

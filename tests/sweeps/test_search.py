@@ -302,7 +302,12 @@ def test_a_journal_belongs_to_its_settings(
     pretend(monkeypatch, place, bowl)
     assert run_command(search.main, words(place, "search.trials=1")) == 0
     assert run_command(search.main, words(place, "search.trials=1", "budget.tokens=256")) == 2
-    assert "made with other settings of its trials; give search.name=" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "made with other settings of its trials; it was started with " in error
+    assert error.endswith(
+        "'study.sizes=[tiny_a]' budget.tokens=128 budget.evaluations=1: "
+        "give these, or search.name=... another name\n"
+    )
     write(place.configs / "search/rate.yaml", SPACE.replace("1.0,", "2.0,"))
     assert run_command(search.main, words(place, "search.trials=1")) == 2
     assert "made with another space" in capsys.readouterr().err
@@ -311,6 +316,30 @@ def test_a_journal_belongs_to_its_settings(
         assert run_command(search.main, words(place, "search.trials=2")) == 2
         assert f"process {os.getpid()} searches here already" in capsys.readouterr().err
         assert run_command(search.main, [*words(place), "--show"]) == 0
+
+
+def test_who_looks_need_not_repeat_how_it_was_started(
+    place: Workplace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, place, bowl)
+    assert run_command(search.main, words(place, "search.trials=12", "search.sampler=random")) == 0
+    where = ["study=tiny", "search=rate", f"runs_dir={place.runs}", "--config-dir", str(place.configs)]
+    capsys.readouterr()
+    assert run_command(search.main, [*where, "--show"]) == 0
+    shown = capsys.readouterr().out
+    assert "tiny_a prenorm: 12 of 12 suggestions" in shown and "search rate by random" in shown
+    assert "the best 10 of each size and rule are shown; --json has the other 4\n" in shown
+    assert run_command(search.main, [*where, "--show", "--write-rates=looked"]) == 0
+    assert list(yaml.safe_load((place.configs / "rates/looked.yaml").read_text())["rates"]) == ["tiny_a"]
+    # What is given differently is another search.
+    assert run_command(search.main, [*where, "--show", "budget.tokens=256"]) == 2
+    assert "it was started with " in capsys.readouterr().err
+    kept = place.runs / "tiny-rate/search/words.json"
+    for torn in ('{"overrides": [', '{"overrides": ["a"]}', '{"overrides": 3}', "[]"):
+        kept.write_text(torn)
+        assert run_command(search.main, [*where, "--show"]) == 2
+        error = capsys.readouterr().err
+        assert str(kept) in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

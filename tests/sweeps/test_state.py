@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
-from sweeps_support import Workplace
+from sweeps_support import Workplace, finished_record
 
 from attnres.cli import run_command
 from attnres.lock import TrialLock
@@ -173,6 +174,27 @@ def test_status_command(workplace: Workplace, capsys: pytest.CaptureFixture[str]
     assert data["counts"]["pending"] == 1
     assert data["foreign"] == ["0123456789ab"]
     assert [trial["state"] for trial in data["trials"]] == ["preempted", "pending"]
+
+
+def test_status_has_the_values_of_axes_and_names_other_seeds(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axis = ("study.sizes=[tiny_a]", "study.axes.optim.learning_rate=[0.01,0.02]")
+    earlier, study = workplace.study(*axis, "study.seeds=[0]"), workplace.study(*axis, "study.seeds=[7]")
+    for planned in earlier.trials:
+        planned.trial.folder.mkdir(parents=True)
+        record = {**finished_record(planned.trial.id), "seed": 0, "size": planned.size, "rule": planned.rule}
+        (planned.trial.folder / "record.json").write_text(json.dumps(record))
+    write_study(study)
+    assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^trial +optim.learning_rate +state", out, re.M)
+    for planned in study.trials:
+        rate = planned.axes["optim.learning_rate"]
+        assert re.search(rf"^{planned.trial.name} +{rate} +pending$", out, re.M)
+        assert planned.title == f"{planned.trial.name} (optim.learning_rate={rate})"
+    assert "4 other trial folders are not in this plan: seed 0 where the plan has 7; " in out
+    assert "(study.seeds=[0,7], say)" in out
 
 
 def test_status_before_the_first_launch_packs_nothing(

@@ -1,0 +1,56 @@
+"""The command line that a search was started with, kept beside its journal.
+
+What a search has found belongs to the settings it was made with. Whoever looks at it need not give them again,
+and whoever gives others is told which they were.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnres.errors import RecordError
+from attnres.json_file import check_fields, read_object
+from attnres.record import write_text_atomic
+
+WORDS_FILE = "words.json"
+_WHERE = ("study", "runs_dir", "study.name")  # these find the search
+_GROUPS = ("search", "launch", "executor")  # nothing here changes what its trials are
+
+
+def remember(folder: Path, words: Sequence[str]) -> None:
+    """`folder` is the search's, `words` the overrides of its command line."""
+    write_text_atomic(folder / WORDS_FILE, json.dumps({"overrides": list(words)}) + "\n")
+
+
+def recall(folder: Path) -> list[str]:
+    """The overrides that were remembered; none where nothing was. RecordError for a file that is no such list."""
+    path = folder / WORDS_FILE
+    found = read_object(path)
+    if found is None:
+        return []
+    try:
+        check_fields(found, {"overrides": _are_words}, str(path))
+    except RecordError as error:
+        raise RecordError(f"{error}; remove it, and give the search's settings again") from None
+    return list(found["overrides"])
+
+
+def completed(words: Sequence[str], remembered: Sequence[str]) -> list[str]:
+    """The given words, and of the remembered ones those whose key is not given."""
+    given = {word.partition("=")[0] for word in words}
+    return [*words, *(word for word in remembered if word.partition("=")[0] not in given)]
+
+
+def settings(remembered: Sequence[str]) -> str:
+    """The remembered words that make its trials what they are, as a shell takes them."""
+    keys = {word: word.partition("=")[0] for word in remembered}
+    return shlex.join(
+        word for word, key in keys.items() if key not in _WHERE and key.partition(".")[0] not in _GROUPS
+    )
+
+
+def _are_words(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) and "=" in word for word in value)

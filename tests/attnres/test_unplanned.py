@@ -1,0 +1,43 @@
+"""What is said of trials that a plan does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnres.unplanned import describe_unplanned
+
+
+def trial(size: str = "a", rule: str = "prenorm", seed: int = 0) -> dict[str, Any]:
+    return {"size": size, "rule": rule, "seed": seed}
+
+
+@pytest.mark.parametrize(
+    ("records", "others", "said"),
+    [
+        (
+            [trial(seed=4), trial(seed=3)],
+            0,
+            "2 other trial folders are not in this plan: seed 4, 3 where the plan has 0, 1; the plan is that of "
+            "the last launch: one with all of them (study.seeds=[0,1,3,4], say) has them again",
+        ),
+        (
+            [trial(size="b")],
+            0,
+            "1 other trial folder is not in this plan: size b where the plan has a; the plan is that of the "
+            "last launch: one with all of them has them again",
+        ),
+        (
+            [trial()],
+            1,
+            "2 other trial folders are not in this plan: other settings (another budget, corpus, rate or "
+            "version, say)",
+        ),
+        ([trial(rule=f"r{i}") for i in range(6)], 0, "rule r0, r1, r2, r3 and 2 more where the plan has prenorm"),
+    ],
+)
+def test_what_differs_is_named(records: list[dict[str, Any]], others: int, said: str) -> None:
+    line = describe_unplanned(records, [trial(), trial(seed=1)], others)
+    assert said in line
+    assert line.startswith(f"{len(records) + others} other")
