@@ -65,7 +65,8 @@ def _summary_of_sizes(rule: str, baseline: str, rows: Sequence[Difference]) -> s
     return (
         f"{rule} against {baseline}: lower at {sum(row.difference_nats < 0 for row in rows)} of {len(rows)} "
         f"sizes in the mean; beyond the spread of the seeds: {', '.join(told)}; means (no interval) "
-        f"{lowest.difference_nats:+.4f} nats at {lowest.size} to {highest.difference_nats:+.4f} at {highest.size}"
+        f"{lowest.difference_nats:+.4f} nats at {lowest.size} to {highest.difference_nats:+.4f} at "
+        f"{highest.size}"
     )
 
 

@@ -37,6 +37,7 @@ class RateCurve:
     refused: str | None  # why there is no vertex
     neighbours: tuple[float, float]  # of the best rate: the vertex lies between them
     trials: tuple[str, ...]  # ids of the trials at the best rate and its neighbours
+    tokens: float  # that these trained on: the optimum is one at this budget
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def _curve(size: str, rule: str, rows: pd.DataFrame, column: str, diverged: tupl
         refused=refused,
         neighbours=(float(rates[near][0]), float(rates[near][-1])),
         trials=tuple(map(str, used["id"])),
+        tokens=float(used["tokens"].median()),
     )
 
 

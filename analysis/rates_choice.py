@@ -43,6 +43,7 @@ def _optimum(curve: RateCurve) -> Optimum:
         "interval_95": None if curve.interval is None else [rounded(end) for end in curve.interval],
         "between": [*curve.neighbours],
         "loss_nats": curve.vertex_loss,
+        "tokens": int(curve.tokens),
         "seeds": curve.seeds,
         "diverged": [*curve.diverged],
         "trials": [*curve.trials],

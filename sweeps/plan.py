@@ -20,6 +20,7 @@ from sweeps.calibration import Calibration, known, makespan, timed_on
 from sweeps.capacity import capacity
 from sweeps.jobs import launch_order
 from sweeps.memory_need import Need, memory_warnings, need
+from sweeps.rates import LEARNING_RATE
 from sweeps.state import TrialState, read_state
 from sweeps.study import PlannedTrial, Study, load_study
 from sweeps.table import duration, gigabytes, number, print_table
@@ -130,10 +131,14 @@ def plan_json(
 
 
 def warnings(study: Study) -> list[str]:
-    """Warnings of trials, each once, with the cells that have it."""
+    """Warnings of trials and their rates, each once, with the cells that have it."""
     cells: dict[str, list[str]] = {}
+    rates = study.config.rates
     for planned in study.trials:
-        for warning in planned.trial.warnings:
+        found = list(planned.trial.warnings)
+        if why := rates.other_budget(planned.size, planned.rule, planned.trial.tokens):
+            found.append(f"rates={rates.name} were {why}; the best rate depends on the budget")
+        for warning in found:
             cells.setdefault(warning, []).append(planned.cell)
     return [f"{', '.join(dict.fromkeys(names))}: {warning}" for warning, names in cells.items()]
 
@@ -155,6 +160,7 @@ def print_plan(
         "rule",
         *axes,
         "seeds",
+        *([] if LEARNING_RATE in axes else ["rate"]),
         "parameters",
         "tokens",
         "steps",
@@ -185,6 +191,7 @@ def _cells(group: Sequence[PlanRow], axes: Sequence[str]) -> list[str]:
         planned.rule,
         *(str(planned.axes[key]) for key in axes),
         ",".join(str(row.planned.seed) for row in group),
+        *([] if LEARNING_RATE in axes else [f"{trial.config.optim.learning_rate:.4g}"]),
         number(trial.counts.non_embedding_parameters),
         number(trial.tokens),
         f"{trial.steps:,}",
@@ -230,6 +237,7 @@ def _trial_json(row: PlanRow) -> dict[str, Any]:
         "steps": trial.steps,
         "flops": planned.flops,
         "epochs": trial.epochs,
+        "learning_rate": trial.config.optim.learning_rate,
         "seconds": row.seconds,
         "peak_memory_bytes": row.memory.bytes,
         "peak_memory_measured": row.memory.measured,

@@ -9,10 +9,12 @@ from typing import Any
 
 from attnres.errors import ConfigError
 from sweeps.choices import override_value
+from sweeps.table import number
 
 LEARNING_RATE = "optim.learning_rate"
 # What differs between rules where each has its own rate (Muon's follows unless it is set).
 FOLLOWING = (LEARNING_RATE, "optim.muon_learning_rate")
+SAME_BUDGET = 1.1  # times the tokens; a best rate hardly changes within that
 KINDS = ("none", "shared", "per_rule")
 
 
@@ -44,6 +46,19 @@ class RatesConfig:
                 return f"it was refused: {one.get('why')}"
         has = self.rates.get(size) if self.kind == "per_rule" and size in self.rates else self.rates
         return f"it has {', '.join(map(str, has))}" if isinstance(has, Mapping) and has else "it has none"
+
+    def other_budget(self, size: str, rule: str, tokens: int) -> str | None:
+        """Words where the rate of this size and rule was found at another number of training tokens."""
+        optima = self.source.get("optima")
+        for one in optima if isinstance(optima, list) else []:
+            if not isinstance(one, Mapping) or one.get("size") != size:
+                continue
+            found = one.get("tokens")
+            if self.kind == "per_rule" and one.get("rule") != rule:
+                continue
+            if type(found) is int and found > 0 and not 1 / SAME_BUDGET <= tokens / found <= SAME_BUDGET:
+                return f"found at {number(found)} tokens, and these trials have {number(tokens)}"
+        return None
 
     def described(self) -> dict[str, Any] | None:
         """For study.json."""

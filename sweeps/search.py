@@ -159,7 +159,7 @@ def main(argv: list[str]) -> int:
 
 
 def open_search(argv: Sequence[str], config_dir: str | None, looks: bool = False) -> Search:
-    """Resolve both halves of the command line. Who only `looks` need not give again what it was started with."""
+    """Resolve both halves of the command line. Who only `looks` need not repeat its settings."""
     config, theirs = _halves(argv, config_dir)
     if looks:
         sweep = load_sweep(theirs, config_dir)

@@ -45,6 +45,7 @@ def search_json(
                 "rule": first[cell].rule,
                 "asked": len(journal.suggestions()),
                 "wanted": search.trials,
+                "tokens": first[cell].trial.tokens,
                 "suggestions": [
                     _row(cell, one, trials_of) for one in sorted(journal.suggestions(), key=_order)
                 ],
@@ -167,6 +168,7 @@ def _optimum(cell: Mapping[str, Any], search: SearchConfig) -> Optimum | Refusal
         "interval_95": None,
         "between": _neighbours(rate, rates),
         "loss_nats": best["loss_nats"],
+        "tokens": cell["tokens"],
         "finished": len(finished),
         "trials": best["trials"],
     }

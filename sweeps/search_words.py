@@ -1,7 +1,7 @@
 """The command line that a search was started with, kept beside its journal.
 
-What a search has found belongs to the settings it was made with. Whoever looks at it need not give them again,
-and whoever gives others is told which they were.
+What a search has found belongs to the settings it was made with. Whoever looks at it need not give them
+again, and whoever gives others is told which they were.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def remember(folder: Path, words: Sequence[str]) -> None:
 
 
 def recall(folder: Path) -> list[str]:
-    """The overrides that were remembered; none where nothing was. RecordError for a file that is no such list."""
+    """The remembered overrides; none where nothing was. RecordError for a file that is no such list."""
     path = folder / WORDS_FILE
     found = read_object(path)
     if found is None:

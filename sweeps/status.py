@@ -15,7 +15,6 @@ from attnres.cli import help_text, reject_options, run_command, take_flag, take_
 from attnres.errors import ConfigError, RecordError, UserError
 from attnres.record import read_trial_record
 from attnres.unplanned import describe_unplanned
-from attnres.words import counted
 from sweeps.launches import running_launches
 from sweeps.plan_file import load_plan
 from sweeps.state import STATES, TrialState, foreign_trials, read_state

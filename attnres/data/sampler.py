@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,20 @@ def _epoch_order(seed: int, epoch: int, windows: int) -> npt.NDArray[np.int64]:
 
 def read_windows(tokens: Tokens, windows: npt.NDArray[np.int64], context: int) -> Tokens:
     """Tokens of windows, each with the target of its last input at the end: [len(windows), context + 1]."""
-    return tokens[windows[:, None] * context + np.arange(context + 1)]
+    rows = tokens[windows[:, None] * context + np.arange(context + 1)]
+    _let_go(tokens)
+    return rows
+
+
+def _let_go(tokens: Tokens) -> None:
+    """Take the pages of a mapped file out of this process; they stay in the system's cache.
+
+    Each page that was read would count as this process's memory, in the end the whole corpus, although the
+    system takes such pages back when it needs them.
+    """
+    mapped = getattr(tokens.base, "base", None)  # a view of a numpy.memmap, whose base is the map
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _inputs_and_targets(rows: Tokens) -> Batch:

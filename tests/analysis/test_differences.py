@@ -153,7 +153,7 @@ def test_readings_tell_lower_from_higher_and_from_nothing(tmp_path: Path) -> Non
 def test_the_headline_of_several_sizes_says_what_can_be_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The means of both sizes are below the baseline's; their range is no interval, and is not read as one."""
+    """The means of both sizes are below the baseline's; their range is not read as an interval."""
     unsure = {"prenorm": (2.0, 2.1, 2.2), "attnres_full": (1.9, 2.11, 2.18)}
     sure = {"prenorm": (1.8, 1.9, 2.0), "attnres_full": (1.78, 1.8801, 1.98)}
     write(tmp_path, pd.concat([trials(unsure, "small"), trials(sure, "large")]))

@@ -75,6 +75,26 @@ def test_batches_are_contiguous_int64() -> None:
         assert array.dtype == np.int64 and array.flags.c_contiguous
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_corpus_that_is_read_does_not_become_memory_of_the_process(tmp_path: Path) -> None:
+    """Mapped pages would count: in the end the whole corpus, and no trial would fit."""
+    file, count = tmp_path / "tokens", 32 * 2**20
+    (np.arange(count, dtype=np.uint32) % 65521).astype(np.uint16).tofile(file)
+    tokens = np.memmap(file, dtype=np.uint16, mode="r", shape=(count,)).view(np.ndarray)
+    before, most = mapped_bytes(), 0
+    for step in range(64):
+        inputs, targets = sampler.batch(tokens, 0, step, count // 64 // 256, 255)
+        assert np.array_equal((inputs + 1) % 65521, targets)
+        most = max(most, mapped_bytes())
+    assert most - before < file.stat().st_size / 4  # all of it was read
+
+
+def mapped_bytes() -> int:
+    """Pages of files that are in this process."""
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssFile")]
+    return 1024 * int(line.split()[1])
+
+
 def test_too_few_tokens_for_a_window_is_an_error_that_names_the_context() -> None:
     tokens = np.arange(8, dtype=np.uint16)
     with pytest.raises(DataError, match=r"model\.context=8: the training split has only 8 tokens"):

@@ -19,8 +19,8 @@ def trial(size: str = "a", rule: str = "prenorm", seed: int = 0) -> dict[str, An
         (
             [trial(seed=4), trial(seed=3)],
             0,
-            "2 other trial folders are not in this plan: seed 4, 3 where the plan has 0, 1; the plan is that of "
-            "the last launch: one with all of them (study.seeds=[0,1,3,4], say) has them again",
+            "2 other trial folders are not in this plan: seed 4, 3 where the plan has 0, 1; the plan is that "
+            "of the last launch: one with all of them (study.seeds=[0,1,3,4], say) has them again",
         ),
         (
             [trial(size="b")],
@@ -34,7 +34,11 @@ def trial(size: str = "a", rule: str = "prenorm", seed: int = 0) -> dict[str, An
             "2 other trial folders are not in this plan: other settings (another budget, corpus, rate or "
             "version, say)",
         ),
-        ([trial(rule=f"r{i}") for i in range(6)], 0, "rule r0, r1, r2, r3 and 2 more where the plan has prenorm"),
+        (
+            [trial(rule=f"r{i}") for i in range(6)],
+            0,
+            "rule r0, r1, r2, r3 and 2 more where the plan has prenorm",
+        ),
     ],
 )
 def test_what_differs_is_named(records: list[dict[str, Any]], others: int, said: str) -> None:

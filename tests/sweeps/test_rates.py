@@ -13,6 +13,7 @@ from attnres.rates_file import Optimum, Refusal, Target, write_rates_file
 from sweeps import plan
 from sweeps.executors import open_executor
 from sweeps.study import describe
+from sweeps.table import number
 
 RULE = "attnres_block_n2"
 
@@ -51,6 +52,35 @@ def test_a_trial_is_what_it_resolves_to(workplace: Workplace) -> None:
     assert [p.trial.id for p in by_file.trials] == [p.trial.id for p in by_hand.trials]
     assert describe(by_file)["rates"] == {"name": "shared", "kind": "shared", "study": "bracket"}
     assert describe(by_hand)["rates"] is None
+
+
+def test_rates_of_another_budget_are_warned_of_and_a_plan_shows_rates(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = workplace.study("study.sizes=[tiny_a]").trials[0].trial.tokens
+    target = Target(workplace.configs / "rates" / "found.yaml")
+    for found, warned in (
+        (tokens, False),
+        (int(tokens * 1.05), False),
+        (tokens * 2, True),
+        (tokens // 2, True),
+    ):
+        target.path.unlink(missing_ok=True)
+        optimum = Optimum("tiny_a", "prenorm", 0.0123, {"tokens": found})
+        write_rates_file(target, "shared", [optimum], [], {"study": "bracket"})
+        study = workplace.study("study.sizes=[tiny_a]", "rates=found")
+        expected = [
+            f"tiny_a prenorm, tiny_a {RULE}: rates=found were found at {number(found)} tokens, and these "
+            f"trials have {number(tokens)}; the best rate depends on the budget"
+        ]
+        assert plan.warnings(study) == (expected if warned else [])
+        plan.print_plan(study, plan.plan_rows(study, {}), each=False)
+        out = capsys.readouterr().out
+        assert " rate " in out and "0.0123" in out and (expected[0] in out) == warned
+    for own in ({"tokens": "many"}, {"tokens": True}, {"tokens": 0}, {}):  # a file by hand
+        target.path.unlink()
+        write_rates_file(target, "shared", [Optimum("tiny_a", "prenorm", 0.0123, own)], [], {})
+        assert plan.warnings(workplace.study("study.sizes=[tiny_a]", "rates=found")) == []
 
 
 @pytest.mark.slow
