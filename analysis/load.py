@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from analysis.gate import Gate, StudyError, and_more, name_some
 from analysis.study_data import REPORTS, Found, StudyData, build_study, check_convention
 from attnres.errors import RecordError
 from attnres.record import RECORD_FILE, read_record
-from attnres.unplanned import describe_unplanned
+from attnres.unplanned import describe_unplanned, differences
 from attnres.words import counted
 
 STUDY_FILE = "study.json"
@@ -63,7 +63,7 @@ def _without_plan(folder: Path, study: str) -> str:
         source = shlex.quote(f"source=wandb:{folder}")
         return (
             "its trials were not launched as a study (attnres.train writes no plan); their W&B files make a "
-            f"report: python -m analysis.report {source}"
+            f"report where they have two rules or more: python -m analysis.report {source}"
         )
     return f"python -m sweeps.launch study={study} writes it"
 
@@ -137,20 +137,24 @@ def read_records(study: str, folder: Path, plan: Mapping[str, Any], gate: Gate) 
         records, planned, {trial: str(folder / trial / RECORD_FILE) for trial in records}, gate
     )
     gate.check("torn", list(torn.values()), f"{len(torn)} of {counted(len(paths), 'record')} cannot be read")
-    notes = []
+    notes, unplanned = [], ""
     if stray:
-        notes.append(f"ignored, not in the plan: {counted(len(stray), 'record')}: {name_some(list(stray))}")
+        others = _readable(stray.values())
+        unplanned = describe_unplanned(others, plan["trials"], len(stray) - len(others))
+        why = f" ({'; '.join(differ)})" if (differ := differences(others, plan["trials"])) else ""
+        notes.append(
+            f"ignored, not in the plan: {counted(len(stray), 'record')}{why}: {name_some(list(stray))}"
+        )
     absent = dict.fromkeys(torn, "torn")
-    unplanned = _unplanned(stray, plan["trials"]) if stray else ""
     return Found(study, folder, plan, str(folder / STUDY_FILE), records, absent, notes, None, unplanned)
 
 
-def _unplanned(paths: Mapping[str, Path], trials: Sequence[Mapping[str, Any]]) -> str:
+def _readable(paths: Iterable[Path]) -> list[dict[str, Any]]:
     records = []
-    for path in paths.values():
+    for path in paths:
         with suppress(RecordError):
             records.append(read_record(path))
-    return describe_unplanned(records, trials, len(paths) - len(records))
+    return records
 
 
 def check_against_plan(

@@ -117,7 +117,10 @@ def main(argv: list[str]) -> int:
     draws = int(_number(options, "draws", DEFAULT_DRAWS, 100, 1_000_000))
     data = _load(options, allow)
     if data.report == "multiplier" and data.no_multiplier:  # asked for by name
-        raise StudyError(f"{data.no_multiplier} (report: rows in its YAML compares the rules at each size)")
+        raise StudyError(
+            f"{data.no_multiplier} (study.report=rows, in its YAML or given to the launch, "
+            "compares the rules at each size; nothing is trained again)"
+        )
     if choice is not None and data.report != "rates":
         raise ConfigError(
             "--write-rates", str(choice.target.path), f"study={data.name} has no report of rates"

@@ -142,7 +142,13 @@ def rates_note(plan: Mapping[str, Any]) -> list[str]:
     if not rates:
         return []
     whose = "each rule its own" if rates.get("kind") == "per_rule" else "one for all rules of a size"
-    return [f"learning rates are those of rates={rates.get('name')} (study {rates.get('study')}), {whose}"]
+    of = f"rates={rates.get('name')}"
+    notes = [f"learning rates are those of {of} (study {rates.get('study')}), {whose}"]
+    if isinstance(other := rates.get("other_budget"), Mapping):
+        notes += [
+            f"{size}: {of} was {why}; the best rate depends on the budget" for size, why in other.items()
+        ]
+    return notes
 
 
 def _usable(chosen: pd.DataFrame, rules: Sequence[str], gate: Gate, unplanned: str) -> pd.DataFrame:

@@ -27,7 +27,7 @@ def check_installed(settings: ExecutorConfig) -> None:
     """UserError if an executor lacks its package or its commands. Imports nothing."""
     package = _PACKAGES.get(settings.name)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise UserError(f"executor={settings.name}: needs pip install '.[{settings.name}]'")
+        raise UserError(f"executor={settings.name}: needs pip install -e '.[{settings.name}]'")
     if settings.name == "slurm":
         check_commands()
 

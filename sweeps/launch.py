@@ -200,7 +200,11 @@ def report(
     for line in _left(study, states, progress):
         print(line)
     if len(states) == len(study.trials) and all(state.ended for _, state in states):
-        print(f"next: python -m analysis.report study={study.name}{_where(study)}")
+        one = len({planned.rule for planned in study.trials}) == 1 and study.config.study.report != "rates"
+        if one:  # a report would have nothing to compare
+            print("one rule alone: a report compares two or more (study.rules), launched together")
+        else:
+            print(f"next: python -m analysis.report study={study.name}{_where(study)}")
     return 0 if finished == len(states) else 1
 
 

@@ -60,11 +60,14 @@ class RatesConfig:
                 return f"found at {number(found)} tokens, and these trials have {number(tokens)}"
         return None
 
-    def described(self) -> dict[str, Any] | None:
-        """For study.json."""
+    def described(self, trials: Sequence[tuple[str, str, int]]) -> dict[str, Any] | None:
+        """For study.json; `trials` are sizes, rules and training tokens."""
         if self.kind == "none":
             return None
-        return {"name": self.name, "kind": self.kind, "study": self.source.get("study")}
+        found = {size: self.other_budget(size, rule, tokens) for size, rule, tokens in trials}
+        other = {size: why for size, why in found.items() if why}
+        about = {"name": self.name, "kind": self.kind, "study": self.source.get("study")}
+        return about | ({"other_budget": other} if other else {})
 
 
 def build_rates(mapping: Any, name: str) -> RatesConfig:

@@ -113,7 +113,7 @@ def open_journals(
     `alone`: this process has the lock, and may mend the file.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise UserError("sweeps.search: needs pip install '.[search]'")
+        raise UserError("sweeps.search: needs pip install -e '.[search]'")
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend

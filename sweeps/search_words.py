@@ -16,8 +16,8 @@ from attnres.json_file import check_fields, read_object
 from attnres.record import write_text_atomic
 
 WORDS_FILE = "words.json"
-_WHERE = ("study", "runs_dir", "study.name")  # these find the search
-_GROUPS = ("search", "launch", "executor")  # nothing here changes what its trials are
+_WHERE = ("study", "search", "runs_dir", "study.name", "search.name")  # these find the search
+_GROUPS = ("launch", "executor")  # nothing here changes what a search does
 
 
 def remember(folder: Path, words: Sequence[str]) -> None:
@@ -28,13 +28,15 @@ def remember(folder: Path, words: Sequence[str]) -> None:
 def recall(folder: Path) -> list[str]:
     """The remembered overrides; none where nothing was. RecordError for a file that is no such list."""
     path = folder / WORDS_FILE
-    found = read_object(path)
-    if found is None:
-        return []
     try:
+        found = read_object(path)
+        if found is None:
+            return []
         check_fields(found, {"overrides": _are_words}, str(path))
     except RecordError as error:
-        raise RecordError(f"{error}; remove it, and give the search's settings again") from None
+        raise RecordError(
+            f"{error}; remove it, and give the search's settings again where it says that they differ"
+        ) from None
     return list(found["overrides"])
 
 
@@ -45,7 +47,7 @@ def completed(words: Sequence[str], remembered: Sequence[str]) -> list[str]:
 
 
 def settings(remembered: Sequence[str]) -> str:
-    """The remembered words that make its trials what they are, as a shell takes them."""
+    """The remembered words that make the search what it is, as a shell takes them."""
     keys = {word: word.partition("=")[0] for word in remembered}
     return shlex.join(
         word for word, key in keys.items() if key not in _WHERE and key.partition(".")[0] not in _GROUPS

@@ -184,7 +184,7 @@ def describe(study: Study) -> dict[str, Any]:
         "claims": [dataclasses.asdict(claim) for claim in config.claims],
         "too_small": config.too_small if config.too_small is not None else False,
         "report": config.report,
-        "rates": study.config.rates.described(),
+        "rates": study.config.rates.described([(p.size, p.rule, p.trial.tokens) for p in study.trials]),
         "trials": [
             {
                 "id": planned.trial.id,

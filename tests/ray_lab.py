@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def why_not() -> str | None:
     """Why no lab can be had here, or None."""
     here = importlib.util.find_spec("ray") is not None
-    return None if here else "ray is not installed: make setup-clusters, or pip install '.[ray]'"
+    return None if here else "ray is not installed: make setup-clusters, or pip install -e '.[ray]'"
 
 
 class RayLab:

@@ -16,7 +16,7 @@ from sweeps.state import read_state
 from sweeps.study import Study
 from sweeps.trial_process import Target, train_trial
 
-NO_SUBMITIT = "submitit is not installed: make setup-clusters, or pip install '.[slurm]'"
+NO_SUBMITIT = "submitit is not installed: make setup-clusters, or pip install -e '.[slurm]'"
 WHY_NOT = why_not() or (NO_SUBMITIT if importlib.util.find_spec("submitit") is None else None)
 SLURM = ("executor=slurm", "executor.poll_seconds=0.5", "executor.signal_seconds=30")
 ONE = ("study.sizes=[tiny_a]", "study.rules=[prenorm]")

@@ -57,7 +57,9 @@ def test_a_study_that_promises_a_multiplier_is_refused_with_one_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(tmp_path, trials(LOSSES), "multiplier")
-    assert "error: study=s: 1 size (one): a comparison needs 3 (report: rows" in refusal(tmp_path, capsys)
+    assert "error: study=s: 1 size (one): a comparison needs 3 (study.report=rows" in refusal(
+        tmp_path, capsys
+    )
     assert not (folder / "report").exists()
 
 

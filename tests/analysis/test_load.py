@@ -374,7 +374,7 @@ def test_records_of_another_seed_are_named_where_the_plans_are_missing(tmp_path:
     line = refusal(tmp_path)
     assert "16 of 16 trials have no record" in line
     assert "; 16 other trial folders are not in this plan: seed 0, 1 where the plan has 2, 3; " in line
-    assert line.endswith("one with all of them (study.seeds=[0,1,2,3], say) has them again")
+    assert line.endswith("and with both (study.seeds=[0,1,2,3], say), has them again")
 
 
 def test_trials_without_a_study_are_pointed_to_their_wandb_files(tmp_path: Path) -> None:
@@ -385,3 +385,23 @@ def test_trials_without_a_study_are_pointed_to_their_wandb_files(tmp_path: Path)
     log.parent.mkdir(parents=True)
     log.touch()
     assert refusal(tmp_path).endswith(f"python -m analysis.report source=wandb:{folder}")
+
+
+def test_records_that_are_ignored_are_described(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    plan = json.loads((folder / "study.json").read_text())
+    kept = [trial for trial in plan["trials"] if trial["seed"] == 0]
+    (folder / "study.json").write_text(json.dumps({**plan, "trials": kept}))
+    (note,) = load_study(tmp_path, "s").notes
+    assert note.startswith("ignored, not in the plan: 8 records (seed 1 where the plan has 0): ")
+
+
+def test_rates_of_another_budget_are_a_caveat(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    rates = {"name": "r", "kind": "shared", "study": "t", "other_budget": {"a": "found at 1 k tokens"}}
+    edit(folder / "study.json", lambda plan: plan.update(rates=rates))
+    assert "a: rates=r was found at 1 k tokens; the best rate depends on the budget" in (
+        load_study(tmp_path, "s").notes
+    )
+    edit(folder / "study.json", lambda plan: plan["rates"].update(other_budget=["a"]))  # by hand
+    assert len(load_study(tmp_path, "s").notes) == 1

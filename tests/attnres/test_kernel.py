@@ -345,7 +345,7 @@ def test_the_command_line_refuses_it_without_a_device_in_one_line(
 def test_the_kernels_in_the_interpreter_agree_with_the_reference() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (pip install '.[kernel]' triton)")
+        pytest.skip(f"not installed: {', '.join(missing)} (pip install -e '.[kernel]' triton)")
     cases = [
         "parity",
         "wrong_scale",

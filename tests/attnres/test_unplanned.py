@@ -8,9 +8,12 @@ import pytest
 
 from attnres.unplanned import describe_unplanned
 
+BACK = "a launch with the settings that they were trained with, and with both"
 
-def trial(size: str = "a", rule: str = "prenorm", seed: int = 0) -> dict[str, Any]:
-    return {"size": size, "rule": rule, "seed": seed}
+
+def trial(size: str = "a", rule: str = "prenorm", seed: int = 0, steps: int = 9) -> dict[str, Any]:
+    """With the keys of a record and of a planned trial."""
+    return {"size": size, "rule": rule, "seed": seed, "steps": steps, "planned_steps": steps}
 
 
 @pytest.mark.parametrize(
@@ -19,14 +22,18 @@ def trial(size: str = "a", rule: str = "prenorm", seed: int = 0) -> dict[str, An
         (
             [trial(seed=4), trial(seed=3)],
             0,
-            "2 other trial folders are not in this plan: seed 4, 3 where the plan has 0, 1; the plan is that "
-            "of the last launch: one with all of them (study.seeds=[0,1,3,4], say) has them again",
+            "2 other trial folders are not in this plan: seed 4, 3 where the plan has 0, 1; "
+            f"{BACK} (study.seeds=[0,1,3,4], say), has them again",
         ),
         (
             [trial(size="b")],
             0,
-            "1 other trial folder is not in this plan: size b where the plan has a; the plan is that of the "
-            "last launch: one with all of them has them again",
+            f"1 other trial folder is not in this plan: size b where the plan has a; {BACK}, has them again",
+        ),
+        (
+            [trial(seed=2, steps=5), trial(steps=7)],
+            0,
+            "not in this plan: seed 2 where the plan has 0, 1, 5, 7 steps of a where the plan has 9; ",
         ),
         (
             [trial()],

@@ -135,4 +135,4 @@ def test_a_missing_package_is_one_line_and_exit_code_2(
     words = workplace.arguments(f"executor={executor}")
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"error: executor={executor}: needs pip install '.[{executor}]'"
+    assert done.stderr.splitlines()[-1] == f"error: executor={executor}: needs pip install -e '.[{executor}]'"

@@ -62,6 +62,10 @@ def test_a_launch_finishes_the_study_and_a_second_one_runs_nothing(
     assert record_times(study) == before
     assert report(study, 1.0, None) == 0
     assert f"next: python -m analysis.report study=tiny runs_dir={workplace.runs}" in capsys.readouterr().out
+    alone = workplace.study("study.rules=[prenorm]")  # of the same trials
+    assert report(alone, 1.0, None) == 0
+    out = capsys.readouterr().out
+    assert "one rule alone: a report compares two or more" in out and "next:" not in out
 
 
 def test_failures_cost_only_their_own_trial_and_the_next_launch_mends_them(
@@ -153,9 +157,7 @@ def test_a_diverged_trial_is_reported_and_not_run_again(
     assert states(study).count("finished") == 2
     assert report(study, 1.0, None) == 1
     assert capsys.readouterr().out.count("diverged: ") == 2
-    assert run(study).about(diverged[0].trial.name) == [
-        f"diverged: {read_state(diverged[0].trial.folder).reason}"
-    ]
+    assert run(study).about(diverged[0].title) == [f"diverged: {read_state(diverged[0].trial.folder).reason}"]
 
 
 def test_order_is_seed_by_seed_and_the_longest_first(shared_workplace: Workplace) -> None:

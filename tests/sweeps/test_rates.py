@@ -76,6 +76,8 @@ def test_rates_of_another_budget_are_warned_of_and_a_plan_shows_rates(
         assert plan.warnings(study) == (expected if warned else [])
         plan.print_plan(study, plan.plan_rows(study, {}), each=False)
         out = capsys.readouterr().out
+        noted = {"tiny_a": expected[0].partition("were ")[2].partition(";")[0]} if warned else None
+        assert (describe(study)["rates"] or {}).get("other_budget") == noted
         assert " rate " in out and "0.0123" in out and (expected[0] in out) == warned
     for own in ({"tokens": "many"}, {"tokens": True}, {"tokens": 0}, {}):  # a file by hand
         target.path.unlink()

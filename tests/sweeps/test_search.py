@@ -305,7 +305,7 @@ def test_a_journal_belongs_to_its_settings(
     error = capsys.readouterr().err
     assert "made with other settings of its trials; it was started with " in error
     assert error.endswith(
-        "'study.sizes=[tiny_a]' budget.tokens=128 budget.evaluations=1: "
+        "'study.sizes=[tiny_a]' budget.tokens=128 budget.evaluations=1 search.trials=1: "
         "give these, or search.name=... another name\n"
     )
     write(place.configs / "search/rate.yaml", SPACE.replace("1.0,", "2.0,"))
@@ -339,7 +339,7 @@ def test_who_looks_need_not_repeat_how_it_was_started(
         kept.write_text(torn)
         assert run_command(search.main, [*where, "--show"]) == 2
         error = capsys.readouterr().err
-        assert str(kept) in error and error.count("\n") == 1
+        assert str(kept) in error and error.count("\n") == 1 and "remove it" in error
 
 
 @pytest.mark.parametrize(

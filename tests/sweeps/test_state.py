@@ -183,7 +183,8 @@ def test_status_has_the_values_of_axes_and_names_other_seeds(
     earlier, study = workplace.study(*axis, "study.seeds=[0]"), workplace.study(*axis, "study.seeds=[7]")
     for planned in earlier.trials:
         planned.trial.folder.mkdir(parents=True)
-        record = {**finished_record(planned.trial.id), "seed": 0, "size": planned.size, "rule": planned.rule}
+        place = {"seed": 0, "size": planned.size, "rule": planned.rule, "planned_steps": planned.trial.steps}
+        record = {**finished_record(planned.trial.id), **place}
         (planned.trial.folder / "record.json").write_text(json.dumps(record))
     write_study(study)
     assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
