@@ -59,13 +59,14 @@ def read_plan(folder: Path, study: str) -> dict[str, Any]:
 
 def _without_plan(folder: Path, study: str) -> str:
     """How a folder of trials becomes a report: those of attnres.train belong to no study."""
+    launch = f"python -m sweeps.launch study={study} writes it"
     if any(folder.glob(f"*/{RECORD_FILE}")) and any(folder.rglob("run-*.wandb")):
         source = shlex.quote(f"source=wandb:{folder}")
         return (
-            "its trials were not launched as a study (attnres.train writes no plan); their W&B files make a "
-            f"report where they have two rules or more: python -m analysis.report {source}"
+            f"{launch}; trials of attnres.train have no plan, and their W&B files make a report where they "
+            f"have two rules or more: python -m analysis.report {source}"
         )
-    return f"python -m sweeps.launch study={study} writes it"
+    return launch
 
 
 def parse_plan(text: str, place: str) -> dict[str, Any]:

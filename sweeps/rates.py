@@ -64,8 +64,10 @@ class RatesConfig:
         """For study.json; `trials` are sizes, rules and training tokens."""
         if self.kind == "none":
             return None
-        found = {size: self.other_budget(size, rule, tokens) for size, rule, tokens in trials}
-        other = {size: why for size, why in found.items() if why}
+        other: dict[str, str] = {}
+        for size, rule, tokens in trials:
+            if why := self.other_budget(size, rule, tokens):
+                other.setdefault(size, why)
         about = {"name": self.name, "kind": self.kind, "study": self.source.get("study")}
         return about | ({"other_budget": other} if other else {})
 

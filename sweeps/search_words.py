@@ -41,17 +41,22 @@ def recall(folder: Path) -> list[str]:
 
 
 def completed(words: Sequence[str], remembered: Sequence[str]) -> list[str]:
-    """The given words, and of the remembered ones those whose key is not given."""
+    """The given words, and of the remembered settings those whose key is not given.
+
+    Where the search is, the given words alone say: its folder may have been copied or moved.
+    """
     given = {word.partition("=")[0] for word in words}
-    return [*words, *(word for word in remembered if word.partition("=")[0] not in given)]
+    return [*words, *(word for word in _settings(remembered) if word.partition("=")[0] not in given)]
 
 
 def settings(remembered: Sequence[str]) -> str:
     """The remembered words that make the search what it is, as a shell takes them."""
+    return shlex.join(_settings(remembered))
+
+
+def _settings(remembered: Sequence[str]) -> list[str]:
     keys = {word: word.partition("=")[0] for word in remembered}
-    return shlex.join(
-        word for word, key in keys.items() if key not in _WHERE and key.partition(".")[0] not in _GROUPS
-    )
+    return [word for word, key in keys.items() if key not in _WHERE and key.partition(".")[0] not in _GROUPS]
 
 
 def _are_words(value: object) -> bool:

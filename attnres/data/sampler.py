@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +72,8 @@ def _let_go(tokens: Tokens) -> None:
     """
     mapped = getattr(tokens.base, "base", None)  # a view of a numpy.memmap, whose base is the map
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+        with suppress(OSError):  # pages that someone has locked stay
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _inputs_and_targets(rows: Tokens) -> Batch:

@@ -52,3 +52,9 @@ def test_what_differs_is_named(records: list[dict[str, Any]], others: int, said:
     line = describe_unplanned(records, [trial(), trial(seed=1)], others)
     assert said in line
     assert line.startswith(f"{len(records) + others} other")
+
+
+def test_steps_of_a_mangled_plan_are_passed_over() -> None:
+    plan = [{**trial(), "steps": steps} for steps in ([9], "9", None, 9)]
+    assert "steps" not in describe_unplanned([trial(seed=1)], plan)
+    assert "7 steps of a where the plan has 9" in describe_unplanned([trial(seed=1, steps=7)], plan)

@@ -85,6 +85,19 @@ def test_rates_of_another_budget_are_warned_of_and_a_plan_shows_rates(
         assert plan.warnings(workplace.study("study.sizes=[tiny_a]", "rates=found")) == []
 
 
+def test_a_plan_names_the_budget_of_any_rule_that_has_another(workplace: Workplace) -> None:
+    tokens = workplace.study("study.sizes=[tiny_a]").trials[0].trial.tokens
+    target = Target(workplace.configs / "rates" / "own.yaml")
+    optima = [
+        Optimum("tiny_a", rule, 0.01, {"tokens": found})
+        for rule, found in (("prenorm", 4 * tokens), (RULE, tokens))
+    ]
+    write_rates_file(target, "per_rule", optima, [], {"study": "bracket"})
+    study = workplace.study("study.sizes=[tiny_a]", "rates=own")
+    assert list(describe(study)["rates"]["other_budget"]) == ["tiny_a"]
+    assert [line.partition(":")[0] for line in plan.warnings(study)] == ["tiny_a prenorm"]
+
+
 @pytest.mark.slow
 def test_each_rule_at_its_own_rate_trains_and_is_compared(workplace: Workplace) -> None:
     put(workplace, "per_rule", [("tiny_a", "prenorm", 0.01), ("tiny_a", RULE, 0.02)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,13 @@ def test_who_looks_need_not_repeat_how_it_was_started(
     assert "the best 10 of each size and rule are shown; --json has the other 4\n" in shown
     assert run_command(search.main, [*where, "--show", "--write-rates=looked"]) == 0
     assert list(yaml.safe_load((place.configs / "rates/looked.yaml").read_text())["rates"]) == ["tiny_a"]
+    # A copy is looked at where it is, whatever the original has since become.
+    shutil.copytree(place.runs, place.runs.parent / "copy")
+    assert run_command(search.main, words(place, "search.trials=13", "search.sampler=random")) == 0
+    capsys.readouterr()
+    moved = [word.replace(str(place.runs), str(place.runs.parent / "copy")) for word in where]
+    assert run_command(search.main, [*moved, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"][0]["asked"] == 12
     # What is given differently is another search.
     assert run_command(search.main, [*where, "--show", "budget.tokens=256"]) == 2
     assert "it was started with " in capsys.readouterr().err
