@@ -14,6 +14,7 @@ from sweeps.table import number
 LEARNING_RATE = "optim.learning_rate"
 # What differs between rules where each has its own rate (Muon's follows unless it is set).
 FOLLOWING = (LEARNING_RATE, "optim.muon_learning_rate")
+MOST_TOKENS = 10**18  # a file by hand may have any number
 SAME_BUDGET = 1.1  # times the tokens; a best rate hardly changes within that
 KINDS = ("none", "shared", "per_rule")
 
@@ -56,7 +57,11 @@ class RatesConfig:
             found = one.get("tokens")
             if self.kind == "per_rule" and one.get("rule") != rule:
                 continue
-            if type(found) is int and found > 0 and not 1 / SAME_BUDGET <= tokens / found <= SAME_BUDGET:
+            if (
+                type(found) is int
+                and 0 < found < MOST_TOKENS
+                and not 1 / SAME_BUDGET <= tokens / found <= SAME_BUDGET
+            ):
                 return f"found at {number(found)} tokens, and these trials have {number(tokens)}"
         return None
 

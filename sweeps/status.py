@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnres.cli import help_text, reject_options, run_command, take_flag, take_option, wants_help
+from attnres.cli import help_text, one_line, reject_options, run_command, take_flag, take_option, wants_help
 from attnres.errors import ConfigError, RecordError, UserError
 from attnres.record import read_trial_record
 from attnres.unplanned import describe_unplanned
@@ -111,7 +111,7 @@ def _unplanned(folder: Path, ids: Sequence[str], planned: Sequence[Mapping[str, 
     for trial in ids:
         with suppress(RecordError):
             records.append(read_trial_record(folder / trial))
-    return describe_unplanned(records, planned, len(ids) - len(records))
+    return one_line(describe_unplanned(records, planned, len(ids) - len(records)))
 
 
 def _cells(trial: Mapping[str, Any], axes: Sequence[str]) -> list[str]:

@@ -79,7 +79,13 @@ def test_rates_of_another_budget_are_warned_of_and_a_plan_shows_rates(
         noted = {"tiny_a": expected[0].partition("were ")[2].partition(";")[0]} if warned else None
         assert (describe(study)["rates"] or {}).get("other_budget") == noted
         assert " rate " in out and "0.0123" in out and (expected[0] in out) == warned
-    for own in ({"tokens": "many"}, {"tokens": True}, {"tokens": 0}, {}):  # a file by hand
+    for own in (
+        {"tokens": "many"},
+        {"tokens": True},
+        {"tokens": 0},
+        {"tokens": 10**400},
+        {},
+    ):  # a file by hand
         target.path.unlink()
         write_rates_file(target, "shared", [Optimum("tiny_a", "prenorm", 0.0123, own)], [], {})
         assert plan.warnings(workplace.study("study.sizes=[tiny_a]", "rates=found")) == []

@@ -196,6 +196,11 @@ def test_status_has_the_values_of_axes_and_names_other_seeds(
         assert planned.title == f"{planned.trial.name} (optim.learning_rate={rate})"
     assert "4 other trial folders are not in this plan: seed 0 where the plan has 7; " in out
     assert "(study.seeds=[0,7], say)" in out
+    record = {**finished_record(earlier.trials[0].trial.id), "seed": 0, "size": "a\x1b[31m\nb"}
+    (earlier.trials[0].trial.folder / "record.json").write_text(json.dumps(record))
+    assert run_command(status.main, ["study=tiny", f"runs_dir={workplace.runs}"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "size a" in out.splitlines()[-1]
 
 
 def test_status_before_the_first_launch_packs_nothing(
