@@ -109,7 +109,7 @@ def test_cancelling_a_launch_stops_it_and_a_new_one_goes_on(
 
 
 def test_one_of_them(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    study = workplace.study("launch.workers=1", "study.sizes=[tiny_a]", "budget.tokens=12800")
+    study = workplace.study("launch.workers=1", "study.sizes=[tiny_a]", "budget.tokens=32000")
     running = Background(study)
     assert wait_until(lambda: any(note.running for note in running_launches(study.folder)), 60)
     waiting = [p.trial for p in study.trials if p.trial.id in running_launches(study.folder)[0].pending]
